@@ -5,7 +5,7 @@ use swiglu::{
     CallOptions, Element, GradientShapes, Gradients, Matrix, MatrixRef, Orientation, Problem,
     SavePolicy, Wanted,
 };
-use swiglu_cuda::{CudaError, DeviceGradientsMut, DeviceMatrix, DeviceMatrixMut, Stream};
+use swiglu_cuda::{CudaError, DeviceGradientsMut, DeviceKeptMut, DeviceMatrix, Stream};
 
 use crate::layer::{Packed, either, out_features};
 
@@ -77,7 +77,7 @@ pub(crate) struct StepOnDevice<T> {
     x: DeviceMatrix<T>,
     out_grad: DeviceMatrix<T>,
     y: DeviceMatrix<T>,
-    /// Gate, then up, as one product takes both.
+    /// The gate, and behind it the up as one product takes both: that of the policy, or one to compute it again.
     kept: DeviceMatrix<T>,
     dx: DeviceMatrix<T>,
     /// Of the gate's weight and of the up's: where their rows are output features, in one matrix.
@@ -106,6 +106,7 @@ impl<T: Element> StepOnDevice<T> {
         };
         let biases = if problem.bias { vec![h, h, k] } else { Vec::new() };
         let bias = |n: usize| DeviceMatrix::new(stream, 1, n);
+        let kept = padded::<T>(h) * if policy == SavePolicy::SaveGate { 1 } else { 2 };
         Ok(Self {
             problem: problem.with_m(m),
             down_lies,
@@ -113,7 +114,7 @@ impl<T: Element> StepOnDevice<T> {
             x: DeviceMatrix::from_host(stream, x)?,
             out_grad: DeviceMatrix::from_host(stream, out_grad)?,
             y: new([m, out_features(problem)])?,
-            kept: new([m, 2 * padded::<T>(h)])?,
+            kept: new([m, kept])?,
             dx: new([m, k])?,
             weights,
             down: shapes.down.map(new).transpose()?,
@@ -146,8 +147,8 @@ impl<T: Element> StepOnDevice<T> {
             if self.policy == SavePolicy::Recompute {
                 layer.forward_on(stream, x, y.view_mut())?;
             }
-            layer.forward_saving_on(stream, x, y.view_mut(), halves(kept, h)?, None)?;
-            layer.backward_on(stream, x, dy, halves(kept, h)?, into)
+            layer.forward_saving_on(stream, x, y.view_mut(), pre_activations(kept, h)?, None)?;
+            layer.backward_on(stream, x, dy, pre_activations(kept, h)?, into)
         })
     }
 
@@ -177,13 +178,18 @@ impl<T: Element> StepOnDevice<T> {
     }
 }
 
-/// Gate and up in the matrix that has both.
-fn halves<T: Element>(
+/// Gate and up in the matrix that has both, or the gate in one that has no more.
+fn pre_activations<T: Element>(
     kept: &mut DeviceMatrix<T>,
     intermediate: usize,
-) -> Result<[DeviceMatrixMut<'_, T>; 2], CudaError> {
+) -> Result<DeviceKeptMut<'_, T>, CudaError> {
+    let has_up = kept.cols() > padded::<T>(intermediate);
     let (gate, up) = kept.view_mut().split_cols(padded::<T>(intermediate))?;
-    Ok([gate.cols_range(0..intermediate)?, up.cols_range(0..intermediate)?])
+    let gate = gate.cols_range(0..intermediate)?;
+    Ok(match has_up {
+        true => [gate, up.cols_range(0..intermediate)?].into(),
+        false => gate.into(),
+    })
 }
 
 /// Columns of a matrix whose rows are whole 16 bytes.

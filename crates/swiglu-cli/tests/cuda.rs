@@ -91,7 +91,7 @@ fn backward_proves_and_times_a_step() {
     let files = Files::new();
     let layer = files.write("layer.safetensors", safetensors(&layer_tensors()));
     let run = ["run", "--seconds", "0.01", "--weights", &layer, "--tokens", "3", "--backward"];
-    for (keep, kept) in [("save", 2 * 3 * 16 * 2), ("recompute", 0)] {
+    for (keep, kept) in [("save", 2 * 3 * 16 * 2), ("save-gate", 3 * 16 * 2), ("recompute", 0)] {
         let more = ["--dtype", "bf16", "--device", "cuda", "--keep", keep];
         let Some(mut command) = on_device() else { return };
         // A small cache, so that few copies of the data exceed it.
@@ -110,8 +110,6 @@ fn backward_proves_and_times_a_step() {
             assert!(report[times]["median"].as_f64() > Some(0.0), "{report}");
         }
     }
-    let refused = [&run[..], &["--device", "cuda", "--keep", "save-gate"]].concat();
-    swiglu(&refused).expect("as before").refused(&["save-gate", "choose save or recompute"]);
 }
 
 #[test]
@@ -243,6 +241,53 @@ fn explain_lists_what_a_device_chose_from() {
     let candidates = document["candidates"].as_array().expect("candidates");
     assert_eq!(candidates.iter().filter(|c| c["chosen"] == true).count(), 1, "{document}");
     assert!(candidates.iter().any(|c| c["name"] == "cublaslt + elementwise"), "{document}");
+}
+
+/// Each step of the backward pass is computed by one algorithm, and the others say why not.
+#[test]
+fn explain_backward_has_an_algorithm_for_each_step() {
+    let size = ["explain", "--backward", "--m", "300", "--hidden", "64"];
+    let explained = |h: &str, dtype: &str| {
+        let document = json_of(&[&size[..], &["--intermediate", h, "--dtype", dtype]].concat())?;
+        let steps = document["candidates"].as_array().expect("candidates").clone();
+        Some((document, steps))
+    };
+    let Some((document, steps)) = explained("96", "bf16") else { return };
+    let chosen = |steps: &[Value]| {
+        let taken = steps.iter().filter(|step| step["chosen"] == true);
+        let name = |of: &Value| of.as_str().expect("a name").to_owned();
+        taken.map(|step| (name(&step["step"]), name(&step["name"]))).collect::<Vec<_>>()
+    };
+    let differentiated = "sm90_dgated_gemm 128x128 2 slots";
+    let products = ["dx", "dw_gate, dw_up", "dw_down"].map(|step| (step, "cublaslt"));
+    let expected = [&[("dgate, dup, h", differentiated)], &products[..]].concat();
+    let expected: Vec<_> =
+        expected.into_iter().map(|(s, n)| (s.to_owned(), n.to_owned())).collect();
+    assert_eq!(chosen(&steps), expected, "{document}");
+    let scratch = |document: &Value| {
+        let keeps = document["keeps"].as_array().expect("policies");
+        keeps.iter().map(|k| k["scratch_bytes"].as_u64().expect("bytes")).collect::<Vec<_>>()
+    };
+    // Beside the gate both gradients get room, as one product takes them.
+    let [save, gate, none] = scratch(&document)[..] else { panic!("{document}") };
+    assert_eq!(gate - save, 300 * 2 * 96 * 2, "{document}");
+    assert_eq!(none - save, 300 * (2 * 96 + 64) * 2, "{document}");
+    // A forward pass of few tokens stores gate and up step by step.
+    let saving = document["saving"]["candidates"].as_array().expect("candidates");
+    let decode = saving.iter().find(|c| c["name"] == "decode_mlp two launches").expect("a design");
+    assert!(decode["reason"].as_str().is_some_and(|why| !why.is_empty()), "{document}");
+    // Rows that TMA does not write, and values that the kernel has not.
+    for (h, dtype, why) in [("100", "bf16", "TMA"), ("96", "f32", "f32")] {
+        let (document, steps) = explained(h, dtype).expect("as before");
+        let unfused = ("dgate, dup, h".to_owned(), "cublaslt + elementwise".to_owned());
+        assert!(chosen(&steps).contains(&unfused), "{document}");
+        let reason = steps[0]["reason"].as_str().expect("a reason");
+        assert!(reason.contains(why), "{reason}");
+    }
+    let text = swiglu(&[&size[..], &["--intermediate", "96"]].concat()).expect("as before").stdout;
+    for part in ["dw_down", "up is computed again by cublaslt; ", "meanwhile"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 #[test]

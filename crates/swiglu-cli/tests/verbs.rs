@@ -154,6 +154,42 @@ fn explain_names_the_plan_its_rivals_and_the_floor() {
     }
 }
 
+/// Both passes of a training step, and the bytes of a token that each policy keeps: 2H values, H or none.
+#[test]
+fn explain_backward_has_both_passes_and_what_policies_keep() {
+    let size = ["--hidden", "64", "--intermediate", "96", "--m", "8", "--dtype", "bf16"];
+    let backward = [&["explain", "--backward"], &size[..]].concat();
+    for op in ["gated-linear", "mlp"] {
+        let document = json_of(&[&backward[..], &["--op", op]].concat());
+        let passes = [&document["saving"]["problem"]["pass"], &document["problem"]["pass"]];
+        assert_eq!(passes, ["saving", "backward"], "{document}");
+        let keeps = document["keeps"].as_array().expect("policies");
+        let kept: Vec<_> = keeps.iter().map(|k| (&k["policy"], &k["bytes_per_token"])).collect();
+        let [save, gate, none] = [4 * 96, 2 * 96, 0].map(serde_json::Value::from);
+        let names = ["save", "save-gate", "recompute"].map(serde_json::Value::from);
+        assert_eq!(kept, [(&names[0], &save), (&names[1], &gate), (&names[2], &none)]);
+        let [saving, gradients] =
+            [&document["saving"]["flops"], &document["flops"]].map(|f| f.as_f64().expect("work"));
+        assert!(gradients == 2.0 * saving && saving > 0.0, "{document}");
+        assert!(document["floor"]["us"].as_f64() > Some(0.0), "{document}");
+    }
+    let text = swiglu(&backward).stdout;
+    for part in
+        [" saving\n", " backward\n", "384 B a token, nothing is computed again", "for both passes"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let activation = ["explain", "--backward", "--op", "activation", "--intermediate", "96"];
+    swiglu(&activation).refused(&["training of the activation", "no weights to train"]);
+    let quantised = ["explain", "--backward", "--weights", SMOLLM2, "--layer", "28"];
+    swiglu(&quantised).refused(&["no gradients", "--decode-weights"]);
+    let decoded = swiglu(&[&quantised[..], &["--decode-weights"]].concat());
+    assert!(decoded.stdout.contains("decoding was asked for"), "{decoded:?}");
+    for other in [&["--measure"][..], &["--weights-type", "q8_0"]] {
+        swiglu(&[&backward[..], other].concat()).refused(&["--backward", other[0]]);
+    }
+}
+
 #[test]
 fn info_says_what_is_here_and_what_is_not() {
     let document = json_of(&["info"]);

@@ -106,16 +106,16 @@ fn main() -> Result<()> {
                 six_us.push(taken);
             }
             let mut pass = |which: usize| {
-                let (gate, up) = kept.view_mut().split_cols(h)?;
+                let kept = <[_; 2]>::from(kept.view_mut().split_cols(h)?);
                 let layer = if which % 2 == 1 { &unfused } else { &fused };
                 match which {
                     0 => gated.forward(&stream, x.view(), h_out.view_mut()),
-                    1 => gated.forward_saving(&stream, x.view(), h_out.view_mut(), gate, up),
+                    1 => gated.forward_saving(&stream, x.view(), h_out.view_mut(), kept),
                     2 => fused.forward(&stream, x.view(), y.view_mut()),
-                    3 => fused.forward_saving(&stream, x.view(), y.view_mut(), gate, up),
+                    3 => fused.forward_saving(&stream, x.view(), y.view_mut(), kept),
                     4 | 5 => {
                         let into = DeviceGradientsMut::default();
-                        layer.backward(&stream, x.view(), dy.view(), gate, up, into)
+                        layer.backward(&stream, x.view(), dy.view(), kept, into)
                     }
                     _ => {
                         let (gate_w, up_w) = gate_up.view_mut().split_rows(h)?;
@@ -124,7 +124,7 @@ fn main() -> Result<()> {
                             .with_gate(gate_w)
                             .with_up(up_w)
                             .with_down(dw_down.view_mut());
-                        layer.backward(&stream, x.view(), dy.view(), gate, up, into)
+                        layer.backward(&stream, x.view(), dy.view(), kept, into)
                     }
                 }
             };

@@ -22,8 +22,8 @@ use crate::kernels::ring::Ring;
 use crate::layers::activation::DeviceGateUp;
 use crate::plan::{Algorithm, Planner, Steps};
 use crate::{
-    DeviceGradientMut, DeviceGradientsMut, GatedLinear, Layer, Mlp, quantized_tokens,
-    quantized_types,
+    DeviceGradientMut, DeviceGradientsMut, DeviceKeptMut, GatedLinear, Layer, Mlp,
+    quantized_tokens, quantized_types,
 };
 
 /// Which way a [`CudaBackend`] takes.
@@ -301,7 +301,7 @@ impl Backend for CudaBackend {
     fn gated_linear_backward<T: Element>(
         &self,
         params: &GatedLinearParams<'_, T>,
-        _policy: SavePolicy,
+        policy: SavePolicy,
         x: MatrixRef<'_, T>,
         dh: StridedRef<'_, T>,
         into: GradientsMut<'_, T>,
@@ -310,13 +310,13 @@ impl Backend for CudaBackend {
             Way::Unfused => GatedLinear::with_path(&self.cuda, params, Path::Unfused),
             Way::Planned | Way::By(_) => GatedLinear::new(&self.cuda, params),
         }?;
-        Ok(self.backward(&layer, x, dh, into)?)
+        Ok(self.backward(&layer, policy, x, dh, into)?)
     }
 
     fn mlp_backward<T: Element>(
         &self,
         params: &MlpParams<'_, T>,
-        _policy: SavePolicy,
+        policy: SavePolicy,
         x: MatrixRef<'_, T>,
         dy: StridedRef<'_, T>,
         into: GradientsMut<'_, T>,
@@ -325,15 +325,17 @@ impl Backend for CudaBackend {
             Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
             Way::Planned | Way::By(_) => Mlp::new(&self.cuda, params),
         }?;
-        Ok(self.backward(&layer, x, dy, into)?)
+        Ok(self.backward(&layer, policy, x, dy, into)?)
     }
 }
 
 impl CudaBackend {
-    /// Both passes; gate and up lie in one matrix, as every third of what callers have.
+    /// Both passes; gate and up lie in one matrix, as every third of what callers have. What is computed again outside of the
+    /// backward pass, [`SavePolicy::Recompute`], is kept here.
     fn backward<K, T: Element>(
         &self,
         layer: &Layer<K, T>,
+        policy: SavePolicy,
         x: MatrixRef<'_, T>,
         dy: StridedRef<'_, T>,
         mut into: GradientsMut<'_, T>,
@@ -360,8 +362,13 @@ impl CudaBackend {
             // SAFETY: the columns lie in the buffer, which outlives the view, and no other view is of them.
             unsafe { DeviceMatrixMut::<T>::from_raw(&self.cuda, at, m, h, 2 * padded) }
         };
-        let (gate, up) = (half(0)?, half(padded)?);
-        layer.forward_saving(&stream, x.view()?, y.view_mut()?, gate, up)?;
+        let keeps = || -> CudaResult<DeviceKeptMut<'_, T>> {
+            Ok(match policy {
+                SavePolicy::SaveGate => half(0)?.into(),
+                _ => [half(0)?, half(padded)?].into(),
+            })
+        };
+        layer.forward_saving(&stream, x.view()?, y.view_mut()?, keeps()?)?;
 
         let mut dx = into.dx.as_ref().map(|to| OnDevice::new(&stream, to.as_ref())).transpose()?;
         let mut weights = [&into.gate, &into.up, &into.down]
@@ -383,7 +390,7 @@ impl CudaBackend {
             down_bias: down_bias.as_mut().map(OnDevice::view_mut).transpose()?,
             accumulate: into.accumulate,
         };
-        layer.backward(&stream, x.view()?, dy.view()?, half(0)?, half(padded)?, there)?;
+        layer.backward(&stream, x.view()?, dy.view()?, keeps()?, there)?;
         if let (Some(from), Some(to)) = (dx, &mut into.dx) {
             from.copy_to(to)?;
         }

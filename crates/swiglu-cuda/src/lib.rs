@@ -28,7 +28,7 @@ pub use device::{jit, library};
 pub use kernels::decode_mlp::Design as DecodeDesign;
 pub use layers::{
     DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceGradientMut, DeviceGradientsMut,
-    DeviceMlpParams, GatedLinear, GatedLinearKind, HostSaved, Layer, Mlp, MlpKind, expect_policy,
+    DeviceKeptMut, DeviceMlpParams, GatedLinear, GatedLinearKind, HostSaved, Layer, Mlp, MlpKind,
     expect_quantized, quantized_tokens, quantized_types,
 };
 pub use plan::{Candidate, CudaOptions, Target, Ways, expect_row_steps, tuning};

@@ -10,8 +10,10 @@ use std::cell::Cell;
 
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
 use swiglu_core::quant::{BlockType, QuantizedTypes};
-use swiglu_core::{Activation, DType, Numerics, Op, Path, bf16};
-use swiglu_cuda::{DecodeDesign, DeviceGateUp, DeviceMatrix, Mlp};
+use swiglu_core::{Activation, DType, Numerics, Op, Pass, Path, bf16};
+use swiglu_cuda::{
+    DecodeDesign, DeviceGateUp, DeviceGradientsMut, DeviceKeptMut, DeviceMatrix, Mlp,
+};
 
 thread_local! {
     /// Of this thread: the test harness has threads of its own.
@@ -72,6 +74,30 @@ fn calls_do_not_allocate() {
         let counted = count(|| mlp.forward_host(on_host.view(), back.view_mut()).unwrap());
         assert_eq!(counted, 0, "from and to the host, m = {m}, {path:?}");
         assert_eq!(cuda.memory_info().unwrap().0, free, "from and to the host, m = {m}, {path:?}");
+        // Both passes, where gate and up are kept and where the gate alone is.
+        let new = |rows, cols| DeviceMatrix::<bf16>::zeros(&stream, rows, cols).unwrap();
+        let (mut gate, mut up, mut dx, mut dw) = (new(m, 88), new(m, 88), new(m, 72), new(88, 72));
+        for has_up in [true, false] {
+            let mut step = || {
+                for pass in [Pass::Saving, Pass::Backward] {
+                    let kept = match has_up {
+                        true => [gate.view_mut(), up.view_mut()].into(),
+                        false => DeviceKeptMut::from(gate.view_mut()),
+                    };
+                    let into =
+                        DeviceGradientsMut::default().with_dx(dx.view_mut()).with_up(dw.view_mut());
+                    match pass {
+                        Pass::Saving => mlp.forward_saving(&stream, x.view(), y.view_mut(), kept),
+                        _ => mlp.backward(&stream, x.view(), x.view(), kept, into),
+                    }
+                    .unwrap();
+                }
+            };
+            step();
+            let free = cuda.memory_info().unwrap().0;
+            assert_eq!(count(step), 0, "training, m = {m}, {path:?}, up is kept: {has_up}");
+            assert_eq!(cuda.memory_info().unwrap().0, free, "training, m = {m}, {path:?}");
+        }
         if (m, path) == (30, None) {
             let ways = cuda.candidates(&parameters.mlp().problem(m), None);
             let others = ["cublaslt f32 + elementwise", "32xfitted + sm90_skinny_gemm"];

@@ -555,8 +555,8 @@ fn saved<T: Element>(cuda: &Cuda, layer: &GatedLinear<T>, case: &Case) {
         matrix
     };
     let (mut out, mut plain, mut gate, mut up) = (poisoned(), poisoned(), poisoned(), poisoned());
-    let views = (out.view_mut(), gate.view_mut(), up.view_mut());
-    layer.forward_saving(&stream, on_device.view(), views.0, views.1, views.2).unwrap();
+    let kept = [gate.view_mut(), up.view_mut()];
+    layer.forward_saving(&stream, on_device.view(), out.view_mut(), kept).unwrap();
     layer.forward(&stream, on_device.view(), plain.view_mut()).unwrap();
     let (out, plain) = (out.to_host().unwrap(), plain.to_host().unwrap());
     let params = parameters.gated();

@@ -294,8 +294,8 @@ fn judged_with_biases<T: Element>(cuda: &Cuda, m: usize, [k, h]: [usize; 2], bot
         // As a training pass stores them.
         let mut saved = [(); 2].map(|()| DeviceMatrix::<T>::new(&stream, m, h).unwrap());
         let [gate_out, up_out] = &mut saved;
-        let (gate_out, up_out) = (gate_out.view_mut(), up_out.view_mut());
-        layer.forward_saving(&stream, x_there.view(), out.view_mut(), gate_out, up_out).unwrap();
+        let kept = [gate_out.view_mut(), up_out.view_mut()];
+        layer.forward_saving(&stream, x_there.view(), out.view_mut(), kept).unwrap();
         let judgement = reference.judge(out.to_host().unwrap().view()).unwrap();
         assert!(judgement.passed(), "saving {what}: {judgement:?}");
     }

@@ -8,9 +8,15 @@ mod common;
 use common::judge_gradients;
 use swiglu_core::conformance::{Case, GradientCase, Lie, gradient_suite};
 use swiglu_core::{
-    Accumulate, Activation, DType, Matrix, Numerics, Op, Orientation, SavePolicy, WeightLayout,
+    Accumulate, Activation, Arrangement, DType, Element, GateUpWeights, GatedLinearParams, Matrix,
+    MlpParams, Numerics, Op, Orientation, Path, Rounding, SavePolicy, WeightLayout, bf16, bounds,
+    f16, random,
 };
-use swiglu_cuda::{CudaBackend, CudaError, DeviceGradientsMut, DeviceMatrix, GatedLinear};
+use swiglu_cuda::{
+    Cuda, CudaBackend, CudaError, DeviceBuffer, DeviceGatedLinearParams, DeviceGradientsMut,
+    DeviceKeptMut, DeviceMatrix, DeviceMatrixRef, DeviceMlpParams, DeviceScratch, GatedLinear,
+    Layer, Mlp, Stream,
+};
 
 /// Every n-th of the suite on the simulator.
 fn some(cases: Vec<GradientCase>, n: usize) -> impl Iterator<Item = GradientCase> {
@@ -65,7 +71,7 @@ fn edges_of_tiles_and_slabs() {
                 let accumulate =
                     if n.is_multiple_of(4) { Accumulate::Add } else { Accumulate::Overwrite };
                 let dy = if n.is_multiple_of(5) { Lie::OneValue } else { Lie::Rows };
-                let policy = SavePolicy::Save;
+                let policy = [SavePolicy::Save, SavePolicy::SaveGate][n / 2 % 2];
                 cases.push(GradientCase {
                     layer,
                     policy,
@@ -98,9 +104,8 @@ fn gradients_are_the_same_bits_on_every_launch() {
     let mut first: Option<[Matrix<swiglu_core::bf16>; 4]> = None;
     for launch in 0..if common::has_gpu() { 1000 } else { 3 } {
         let (mut y, mut gate, mut up) = (zeros(m, k), zeros(m, h), zeros(m, h));
-        layer
-            .forward_saving(&stream, x.view(), y.view_mut(), gate.view_mut(), up.view_mut())
-            .unwrap();
+        let kept = [gate.view_mut(), up.view_mut()];
+        layer.forward_saving(&stream, x.view(), y.view_mut(), kept).unwrap();
         let mut to = [zeros(m, k), zeros(h, k), zeros(h, k), zeros(k, h)];
         to.iter_mut().for_each(|m| m.buffer_mut().poison(0xFF).unwrap());
         let [dx, gate_w, up_w, down_w] = &mut to;
@@ -109,7 +114,8 @@ fn gradients_are_the_same_bits_on_every_launch() {
             .with_gate(gate_w.view_mut())
             .with_up(up_w.view_mut())
             .with_down(down_w.view_mut());
-        layer.backward(&stream, x.view(), dy.view(), gate.view_mut(), up.view_mut(), into).unwrap();
+        let kept = [gate.view_mut(), up.view_mut()];
+        layer.backward(&stream, x.view(), dy.view(), kept, into).unwrap();
         let now = to.map(|m| m.to_host().unwrap());
         let first = first.get_or_insert_with(|| now.clone());
         assert!(now == *first, "launch {launch} differs");
@@ -128,21 +134,333 @@ fn what_does_not_fit_is_refused_by_name() {
     let (mut gate, mut up) = (zeros(3, 16), zeros(3, 16));
     let mut wrong = zeros(8, 16);
     let mut refusal = |into: DeviceGradientsMut<'_, f32>| {
-        let (gate, up) = (gate.view_mut(), up.view_mut());
-        let outcome = layer.backward(&stream, x.view(), dh.view(), gate, up, into);
+        let kept = [gate.view_mut(), up.view_mut()];
+        let outcome = layer.backward(&stream, x.view(), dh.view(), kept, into);
         outcome.unwrap_err().to_string()
     };
     let error = refusal(DeviceGradientsMut::default().with_gate(wrong.view_mut()));
     assert!(error.contains("dw_gate") && error.contains("[16, 8]"), "{error}");
     let error = refusal(DeviceGradientsMut::default().with_down(wrong.view_mut()));
     assert!(error.contains("no down projection"), "{error}");
-    let outcome = layer.backward(
-        &stream,
-        x.view(),
-        x.view(),
-        gate.view_mut(),
-        up.view_mut(),
-        DeviceGradientsMut::default(),
-    );
+    let (kept, none) = ([gate.view_mut(), up.view_mut()], DeviceGradientsMut::default());
+    let outcome = layer.backward(&stream, x.view(), x.view(), kept, none);
     assert!(matches!(outcome, Err(CudaError::Core(_))), "{outcome:?}");
+    // Without the up that x gives again, rows of x may overlap.
+    let buffer = DeviceMatrix::<f32>::zeros(&stream, 1, 10).unwrap();
+    let rows = DeviceMatrixRef::with_stride(buffer.buffer(), 3, 8, 1).unwrap();
+    fn dx(to: &mut DeviceMatrix<f32>) -> DeviceGradientsMut<'_, f32> {
+        DeviceGradientsMut::default().with_dx(to.view_mut())
+    }
+    let mut to = zeros(3, 8);
+    let both = [gate.view_mut(), up.view_mut()];
+    layer.backward(&stream, rows, dh.view(), both, dx(&mut to)).unwrap();
+    let outcome = layer.backward(&stream, rows, dh.view(), gate.view_mut(), dx(&mut to));
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("x whose 3 rows overlap"), "{error}");
+}
+
+/// Where a policy keeps what it keeps.
+fn keeps<'a, T: Element>(
+    policy: SavePolicy,
+    gate: &'a mut DeviceMatrix<T>,
+    up: &'a mut DeviceMatrix<T>,
+) -> DeviceKeptMut<'a, T> {
+    match policy {
+        SavePolicy::SaveGate => gate.view_mut().into(),
+        _ => [gate.view_mut(), up.view_mut()].into(),
+    }
+}
+
+/// What both passes leave: the gate that was kept, y, ∂L/∂x, ∂L/∂Wg, ∂L/∂Wu, ∂L/∂Wd and the gradients of biases.
+#[derive(Debug, PartialEq)]
+struct Left<T> {
+    matrices: Vec<Matrix<T>>,
+    biases: Vec<Matrix<f32>>,
+}
+
+/// Which gradients are asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Asked {
+    All,
+    /// But for ∂L/∂x.
+    Weights,
+}
+
+/// What a training step of a layer has on the device.
+struct Step<'a, K, T> {
+    layer: &'a Layer<K, T>,
+    is_block: bool,
+    orientation: Orientation,
+    x: DeviceMatrix<T>,
+    dy: DeviceMatrix<T>,
+    asked: Asked,
+    accumulate: Accumulate,
+}
+
+impl<K, T: Element> Step<'_, K, T> {
+    /// Both passes, which leave poison where they write nothing; by way of a graph if one is asked for.
+    fn run(&self, stream: &Stream, policy: SavePolicy, captured: bool) -> Left<T> {
+        let (m, k, h) = (self.x.rows(), self.layer.hidden(), self.layer.intermediate());
+        let new = |[rows, cols]: [usize; 2]| {
+            let mut matrix = DeviceMatrix::<T>::new(stream, rows, cols).unwrap();
+            matrix.buffer_mut().poison(0xFF).unwrap();
+            matrix
+        };
+        let weight = |out, inn| {
+            let [rows, cols] = self.orientation.shape(out, inn);
+            let before = random::normal_matrix::<T>(9, rows, cols, 1.0).unwrap();
+            DeviceMatrix::from_host(stream, before.view()).unwrap()
+        };
+        let bias = |n: usize| DeviceMatrix::<f32>::zeros(stream, 1, n).unwrap();
+        let (mut gate, mut up) = (new([m, h]), new([m, h]));
+        let mut y = new([m, self.layer.out_features()]);
+        let (mut dx, mut d_gate, mut d_up) = (new([m, k]), weight(h, k), weight(h, k));
+        let (mut d_down, mut biases) = (weight(k, h), [bias(h), bias(h), bias(k)]);
+        let mut kept_gate = None;
+        let mut call = |host: bool| {
+            let kept = keeps(policy, &mut gate, &mut up);
+            self.layer.forward_saving(stream, self.x.view(), y.view_mut(), kept)?;
+            if host {
+                kept_gate = Some(gate.view().to_host(stream)?);
+            }
+            let [b_gate, b_up, b_down] = biases.each_mut().map(DeviceMatrix::view_mut);
+            let mut into = DeviceGradientsMut::default()
+                .with_gate(d_gate.view_mut())
+                .with_up(d_up.view_mut())
+                .with_gate_bias(b_gate)
+                .with_up_bias(b_up)
+                .with_accumulate(self.accumulate);
+            if self.asked == Asked::All {
+                into = into.with_dx(dx.view_mut());
+            }
+            if self.is_block {
+                into = into.with_down(d_down.view_mut()).with_down_bias(b_down);
+            }
+            let kept = keeps(policy, &mut gate, &mut up);
+            self.layer.backward(stream, self.x.view(), self.dy.view(), kept, into)
+        };
+        call(true).unwrap();
+        if captured {
+            assert_eq!(self.accumulate, Accumulate::Overwrite);
+            let graph = stream.capture(|| call(false)).unwrap();
+            for of in [&mut d_gate, &mut d_up, &mut dx, &mut gate, &mut y] {
+                of.buffer_mut().poison(0xFF).unwrap();
+            }
+            // SAFETY: the matrices live on, and nothing else uses them meanwhile.
+            unsafe { graph.launch(stream) }.unwrap();
+        }
+        let mut matrices = vec![kept_gate.unwrap()];
+        matrices
+            .extend([&y, &dx, &d_gate, &d_up, &d_down].map(|m| m.view().to_host(stream).unwrap()));
+        if self.asked != Asked::All {
+            matrices.remove(2);
+        }
+        Left {
+            matrices,
+            biases: biases.iter().map(|b| b.view().to_host(stream).unwrap()).collect(),
+        }
+    }
+}
+
+/// A few quarters: sums of their products are exact in f32 in any order.
+fn quarters<T: Element>(seed: u64, rows: usize, cols: usize) -> Matrix<T> {
+    let value = |at| T::from_f32((random::normal(seed, at) * 1.2).round().clamp(-3.0, 3.0) / 4.0);
+    Matrix::from_values((0..(rows * cols) as u64).map(value), rows, cols).unwrap()
+}
+
+/// Where the sums of up are exact, the backward pass that computes it again gives the bits of the one that kept it,
+/// whatever product does: of biases too that T does not hold, which would round otherwise if T's were added.
+fn same_bits<T: Element>(cuda: &Cuda, turn: usize) {
+    let stream = cuda.new_stream().unwrap();
+    let [m, k, h] = [[70, 72, 136], [1, 40, 64], [130, 64, 200]][turn % 3];
+    let orientation = Orientation::ALL[turn / 2 % 2];
+    let path = [None, Some(Path::Unfused)][turn / 3 % 2];
+    let has_biases = turn % 5 != 3;
+    let rounding = [Rounding::Fused, Rounding::PreRound, Rounding::Eager][turn % 3];
+    let numerics = Numerics::default_for(T::DTYPE).with_rounding(rounding);
+    let weight = |seed, out, inn| {
+        let [rows, cols] = orientation.shape(out, inn);
+        quarters::<T>(seed + turn as u64, rows, cols)
+    };
+    let (gate, up, down) = (weight(1, h, k), weight(2, h, k), weight(3, k, h));
+    let weights = GateUpWeights::separate(gate.view(), up.view(), orientation).unwrap();
+    // Sixteenths and a little: a sum half-way between two values of T is no longer so.
+    let bias: Vec<f32> = (0..h).map(|i| (i % 5) as f32 / 16.0 + 1.0 / 65536.0).collect();
+    let mut gated =
+        GatedLinearParams::new(weights, Activation::family()[turn % 7]).with_numerics(numerics);
+    if has_biases {
+        gated = gated.with_gate_bias(&bias[..]).with_up_bias(&bias[..]);
+    }
+    let block = MlpParams::new(gated, down.view(), orientation);
+    let there = |host: &Matrix<T>| DeviceMatrix::from_host(&stream, host.view()).unwrap();
+    // Lent weights, gate and up apart or in one matrix.
+    let lent_gate_up = [there(&gate), there(&up), there(&together(&gate, &up, orientation))];
+    let (lent_down, lent_bias) = (there(&down), there(&quarters(4, 1, h)));
+    let lent_block = |together: bool| {
+        let ([gate, up, both], act) =
+            (lent_gate_up.each_ref().map(DeviceMatrix::view), gated.activation);
+        let mut lent = match together {
+            true => DeviceGatedLinearParams::packed(both, orientation, act),
+            false => DeviceGatedLinearParams::separate(gate, up, orientation, act),
+        }
+        .unwrap();
+        lent = lent.numerics(numerics);
+        if has_biases && !together {
+            lent = lent.biases(None, Some(lent_bias.view())).unwrap();
+        }
+        let lent = DeviceMlpParams::new(lent, lent_down.view(), orientation).unwrap();
+        // SAFETY: the weights outlive the layer, and nothing writes them.
+        unsafe { Mlp::from_device(cuda, &lent) }
+    };
+    for asked in [Asked::All, Asked::Weights] {
+        for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
+            let dy = |cols| there(&random::normal_matrix::<T>(6, m, cols, 1.0).unwrap());
+            let what = format!("{} turn {turn} {path:?} {asked:?} {accumulate:?}", T::DTYPE);
+            let x = || there(&quarters(5, m, k));
+            let captured = accumulate == Accumulate::Overwrite;
+            macro_rules! compare {
+                ($layer:expr, $is_block:expr) => {{
+                    let (layer, is_block) = ($layer.unwrap(), $is_block);
+                    let (x, dy) = (x(), dy(if is_block { k } else { h }));
+                    let layer = &layer;
+                    let step = Step { layer, is_block, orientation, x, dy, asked, accumulate };
+                    let both = step.run(&stream, SavePolicy::Save, false);
+                    let gate = step.run(&stream, SavePolicy::SaveGate, captured);
+                    assert!(both == gate, "{what}, {}", stringify!($layer));
+                }};
+            }
+            match (turn % 4, path) {
+                (0, _) => compare!(lent_block(turn.is_multiple_of(3)), true),
+                (1, None) => compare!(GatedLinear::new(cuda, &gated), false),
+                (1, Some(path)) => compare!(GatedLinear::with_path(cuda, &gated, path), false),
+                (_, None) => compare!(Mlp::new(cuda, &block), true),
+                (_, Some(path)) => compare!(Mlp::with_path(cuda, &block, path), true),
+            }
+        }
+    }
+}
+
+/// Gate and up in one matrix.
+fn together<T: Element>(gate: &Matrix<T>, up: &Matrix<T>, orientation: Orientation) -> Matrix<T> {
+    let weights = GateUpWeights::separate(gate.view(), up.view(), orientation).unwrap();
+    let layout = WeightLayout { orientation, arrangement: Arrangement::PackedGateFirst };
+    weights.convert(layout).unwrap().tensors()[0].clone()
+}
+
+#[test]
+fn an_up_that_is_computed_again_gives_the_same_gradients() {
+    let Some(cuda) = common::device() else { return };
+    for turn in 0..if common::partly() { 7 } else { 24 } {
+        same_bits::<bf16>(&cuda, turn);
+        if turn.is_multiple_of(3) || !common::partly() {
+            same_bits::<f16>(&cuda, turn + 1);
+            same_bits::<f32>(&cuda, turn + 2);
+        }
+    }
+}
+
+/// Gradients in f32 that micro-batches are added to are those of all their tokens at once, whatever is kept of each: a sum in
+/// f32 in another order.
+#[test]
+fn micro_batches_add_up() {
+    const BATCHES: usize = 8;
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.stream();
+    let [m, k, h] = [9, 64, 96];
+    let case = Case { bias: true, ..Case::new(Op::Mlp, [BATCHES * m, k, h], DType::Bf16) };
+    let parameters = swiglu_core::conformance::Parameters::<bf16>::new(&case).unwrap();
+    let params = parameters.mlp();
+    let layer = Mlp::new(&cuda, &params).unwrap();
+    let all = |seed| random::normal_matrix::<bf16>(seed, BATCHES * m, k, 1.0).unwrap();
+    let (x, dy) = (all(1), all(2));
+    let expected = bounds::mlp_backward(x.view(), &params, dy.view(), DType::F32, 0.0).unwrap();
+    let zeros = |[rows, cols]: [usize; 2]| DeviceMatrix::<f32>::zeros(&stream, rows, cols).unwrap();
+    for policy in [SavePolicy::Save, SavePolicy::SaveGate] {
+        let mut sums = [[h, k], [h, k], [k, h], [1, h], [1, h], [1, k]].map(zeros);
+        let new = |cols| DeviceMatrix::<bf16>::zeros(&stream, m, cols).unwrap();
+        let (mut gate, mut up, mut y) = (new(h), new(h), new(k));
+        for batch in 0..BATCHES {
+            let rows = batch * m..(batch + 1) * m;
+            let there = |of: &Matrix<bf16>| {
+                let rows = of.view().rows_range(rows.clone()).unwrap();
+                DeviceMatrix::from_host(&stream, rows).unwrap()
+            };
+            let (x, dy) = (there(&x), there(&dy));
+            let kept = keeps(policy, &mut gate, &mut up);
+            layer.forward_saving(&stream, x.view(), y.view_mut(), kept).unwrap();
+            let [d_gate, d_up, d_down, b_gate, b_up, b_down] =
+                sums.each_mut().map(DeviceMatrix::view_mut);
+            let into = DeviceGradientsMut::default()
+                .with_gate_f32(d_gate)
+                .with_up_f32(d_up)
+                .with_down_f32(d_down)
+                .with_gate_bias(b_gate)
+                .with_up_bias(b_up)
+                .with_down_bias(b_down)
+                .with_accumulate(Accumulate::Add);
+            let kept = keeps(policy, &mut gate, &mut up);
+            layer.backward(&stream, x.view(), dy.view(), kept, into).unwrap();
+        }
+        let references = [
+            &expected.gate,
+            &expected.up,
+            expected.down.as_ref().unwrap(),
+            &expected.gate_bias,
+            &expected.up_bias,
+            expected.down_bias.as_ref().unwrap(),
+        ];
+        for (i, (sum, reference)) in sums.iter().zip(references).enumerate() {
+            let judgement = reference.judge(sum.to_host().unwrap().view()).unwrap();
+            assert!(judgement.passed(), "{policy}, gradient {i}: {judgement:?}");
+        }
+    }
+}
+
+/// Scratch memory of as many bytes as are asked for is enough, and of fewer is refused; where the gate alone is kept, it has
+/// an up.
+#[test]
+fn scratch_memory_of_the_caller_is_what_was_said() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    let [k, h] = [64, 136];
+    let case = Case::new(Op::Mlp, [0, k, h], DType::Bf16);
+    let parameters = swiglu_core::conformance::Parameters::<bf16>::new(&case).unwrap();
+    for path in [None, Some(Path::Unfused)] {
+        let layer = match path {
+            None => Mlp::new(&cuda, &parameters.mlp()),
+            Some(path) => Mlp::with_path(&cuda, &parameters.mlp(), path),
+        };
+        let layer = layer.unwrap();
+        for m in [0, 1, 40] {
+            let x = random::normal_matrix::<bf16>(1, m, k, 1.0).unwrap();
+            let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+            let bytes = SavePolicy::ALL.map(|policy| layer.training_bytes(m, policy));
+            assert_eq!(bytes[1] - bytes[0], (m * h * 2).next_multiple_of(256));
+            assert_eq!(bytes[2], layer.workspace_bytes(m));
+            let with = |policy, bytes: Option<usize>| {
+                let new = |cols| DeviceMatrix::<bf16>::zeros(&stream, m, cols).unwrap();
+                let (mut gate, mut up, mut y) = (new(h), new(h), new(k));
+                let kept = keeps(policy, &mut gate, &mut up);
+                let to = y.view_mut();
+                match bytes {
+                    None => layer.forward_saving(&stream, x.view(), to, kept),
+                    Some(bytes) => {
+                        let mut buffer = DeviceBuffer::<f32>::new(&stream, bytes / 4)?;
+                        buffer.poison(0xFF)?;
+                        let mut scratch = DeviceScratch::new(&mut buffer);
+                        layer.forward_saving_with(&stream, x.view(), to, kept, &mut scratch)
+                    }
+                }?;
+                Ok::<_, CudaError>([y.to_host()?, gate.to_host()?])
+            };
+            for (policy, bytes) in SavePolicy::ALL.into_iter().zip(bytes).take(2) {
+                let plain = with(policy, None).unwrap();
+                assert!(with(policy, Some(bytes)).unwrap() == plain, "{policy} {path:?} m {m}");
+                if let Some(fewer) = bytes.checked_sub(4) {
+                    let error = with(policy, Some(fewer)).unwrap_err().to_string();
+                    assert!(error.contains("training_bytes"), "{policy} m {m}: {error}");
+                }
+            }
+        }
+    }
 }

@@ -9,8 +9,8 @@ use swiglu::cuda::{
 };
 use swiglu::{
     Arrangement, CoreError, DType, Device, Element, GateUpWeights, GatedLinear, GatedLinearParams,
-    HostWeights, LoadOptions, Matrix, Mlp, MlpParams, Numerics, Orientation, TensorNames,
-    WeightLayout, f16, with_dtype,
+    HostWeights, LoadOptions, Matrix, Mlp, MlpParams, Numerics, Orientation, SavePolicy,
+    TensorNames, WeightLayout, f16, with_dtype,
 };
 
 use crate::activation::{
@@ -326,7 +326,9 @@ impl Layer {
     /// Bytes of scratch memory of `forward_saving_on`.
     fn training_bytes(&self, tokens: usize) -> Result<usize, Failure> {
         let dtype = either!(self, layer => layer.dtype());
-        Ok(with_dtype!(dtype, T => either!(self, layer => layer.training_bytes::<T>(tokens)))?)
+        Ok(
+            with_dtype!(dtype, T => either!(self, layer => layer.training_bytes::<T>(tokens, SavePolicy::Save)))?,
+        )
     }
 
     /// Bytes of scratch memory of `backward_gate_up_on`, for dense tensors.

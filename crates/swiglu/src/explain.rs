@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use swiglu_core::{Op, Path, Plan, Problem};
+use swiglu_core::{Op, Pass, Path, Plan, Problem, SavePolicy};
 use swiglu_cpu::{Cpu, Isa};
 
 use crate::device::Device;
@@ -12,6 +12,9 @@ use crate::device::Device;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Candidate {
+    /// What it computes of a backward pass, for example `dx`; [`None`] where it computes all of the problem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
     /// The kernel or path.
     pub name: String,
     /// Whether the plan uses it.
@@ -24,6 +27,22 @@ pub struct Candidate {
     pub reason: String,
 }
 
+/// What a policy keeps between the passes of a training step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Keeping {
+    /// The policy.
+    pub policy: SavePolicy,
+    /// Bytes of gate and up that it keeps of a token, beside x.
+    pub bytes_per_token: usize,
+    /// The kernel that computes again what is not kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again_by: Option<String>,
+    /// Bytes that the backward pass takes meanwhile on a CUDA device, where all gradients are wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scratch_bytes: Option<usize>,
+}
+
 /// A plan with what it was chosen from and the floor under its time: data, like the plan itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -32,8 +51,11 @@ pub struct Explanation {
     pub problem: Problem,
     /// How.
     pub plan: Plan,
-    /// Every kernel and path that was considered.
+    /// Every kernel and path that was considered; of a backward pass on a CUDA device, for each of its steps.
     pub candidates: Vec<Candidate>,
+    /// Of a backward pass what each policy keeps for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keeps: Vec<Keeping>,
     /// What was found of measurements, and why a record of them is not used; that kernels were compiled without
     /// optimisation, and what to do.
     pub notes: Vec<String>,
@@ -69,9 +91,16 @@ impl Explanation {
             Device::Cuda(cuda) => cuda.tuning_notes().to_vec(),
             Device::Cpu(_) => swiglu_cpu::UNOPTIMISED.map(str::to_owned).into_iter().collect(),
         };
+        let keeps = match problem.pass {
+            Pass::Backward => {
+                SavePolicy::ALL.map(|policy| Keeping::new(device, &plan, path, policy)).into()
+            }
+            _ => Vec::new(),
+        };
         Self {
             problem,
             candidates,
+            keeps,
             notes,
             flops,
             compulsory_bytes,
@@ -81,6 +110,46 @@ impl Explanation {
                 0.0
             },
             plan,
+        }
+    }
+}
+
+impl Keeping {
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(unused_variables, reason = "only a CUDA device says it")
+    )]
+    fn new(device: &Device, plan: &Plan, path: Option<Path>, policy: SavePolicy) -> Self {
+        let problem = &plan.problem;
+        let bytes_per_token = policy.kept_bytes(1, problem.intermediate, problem.dtype);
+        let (again_by, scratch_bytes) = match device {
+            Device::Cpu(_) => ((policy != SavePolicy::Save).then(|| plan.kernel.clone()), None),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => (
+                cuda.computed_again_by(problem, policy, path),
+                Some(cuda.backward_scratch_bytes(problem, policy, path)),
+            ),
+        };
+        Self { policy, bytes_per_token, again_by, scratch_bytes }
+    }
+}
+
+impl fmt::Display for Keeping {
+    /// `save-gate  28.67 kB a token, up is computed again by cublaslt; 1.28 GB meanwhile`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let again = match self.policy {
+            SavePolicy::Save => "nothing is",
+            SavePolicy::SaveGate => "up is",
+            _ => "gate and up are",
+        };
+        let kept = Bytes(self.bytes_per_token as f64);
+        write!(f, "{:<9}  {kept} a token, {again} computed again", self.policy)?;
+        if let Some(kernel) = &self.again_by {
+            write!(f, " by {kernel}")?;
+        }
+        match self.scratch_bytes {
+            Some(bytes) => write!(f, "; {} meanwhile", Bytes(bytes as f64)),
+            None => Ok(()),
         }
     }
 }
@@ -101,9 +170,10 @@ impl Explanation {
 #[cfg(feature = "cuda")]
 impl From<swiglu_cuda::Candidate> for Candidate {
     fn from(candidate: swiglu_cuda::Candidate) -> Self {
-        let swiglu_cuda::Candidate { name, chosen, predicted_us, measured_us, reason, .. } =
-            candidate;
-        Self { name, chosen, predicted_us, measured_us, reason }
+        let swiglu_cuda::Candidate {
+            step, name, chosen, predicted_us, measured_us, reason, ..
+        } = candidate;
+        Self { step, name, chosen, predicted_us, measured_us, reason }
     }
 }
 
@@ -125,6 +195,7 @@ fn facades(cpu: &Cpu, plan: &Plan) -> Vec<Candidate> {
         .into_iter()
         .rev()
         .map(|isa| Candidate {
+            step: None,
             name: format!("{}/{isa}", plan.backend),
             chosen: isa == cpu.isa(),
             predicted_us: None,
@@ -140,25 +211,28 @@ fn paths(plan: &Plan) -> Vec<Candidate> {
     if problem.op == Op::Activation {
         return Vec::new();
     }
-    // Gate and up are each written once and read once.
-    let elements = 4.0 * problem.m as f64 * problem.intermediate as f64;
+    // What is stored in any case is only read again; what is not is written first.
+    let (what, passes) = match problem.pass {
+        Pass::Saving => ("gate and up would be read again from where they are kept", 2.0),
+        Pass::Backward => ("dh would pass through memory", 2.0),
+        _ => ("gate and up would pass through memory", 4.0),
+    };
+    let elements = passes * problem.m as f64 * problem.intermediate as f64;
     let traffic = Bytes(elements * problem.dtype.size() as f64);
     let why_fused = match plan.reason.as_str() {
         "" => "gate and up stay in registers".to_owned(),
         reason => reason.to_owned(),
     };
-    [
-        (Path::Fused, why_fused),
-        (Path::Unfused, format!("gate and up would pass through memory: {traffic} more")),
-    ]
-    .map(|(path, reason)| Candidate {
-        name: path.to_string(),
-        chosen: plan.path == path,
-        predicted_us: None,
-        measured_us: None,
-        reason,
-    })
-    .into()
+    [(Path::Fused, why_fused), (Path::Unfused, format!("{what}: {traffic} more"))]
+        .map(|(path, reason)| Candidate {
+            step: None,
+            name: path.to_string(),
+            chosen: plan.path == path,
+            predicted_us: None,
+            measured_us: None,
+            reason,
+        })
+        .into()
 }
 
 /// A column of times: what kind of time, and it where there is one.
@@ -187,7 +261,7 @@ fn weights(problem: &Problem) -> Vec<Candidate> {
 }
 
 fn of_weights(name: String, chosen: bool, reason: String) -> Candidate {
-    Candidate { name, chosen, predicted_us: None, measured_us: None, reason }
+    Candidate { step: None, name, chosen, predicted_us: None, measured_us: None, reason }
 }
 
 /// A number of bytes with a unit that keeps it readable.
@@ -208,12 +282,15 @@ impl fmt::Display for Explanation {
         writeln!(f, "problem     {}", self.problem)?;
         writeln!(f, "plan        {}", self.plan)?;
         let width = self.candidates.iter().map(|c| c.name.len()).max().unwrap_or(0);
+        let steps = self.candidates.iter().filter_map(|c| c.step.as_ref());
+        let step_width = steps.map(|step| step.len() + 2).max().unwrap_or(0);
         let predicted = self.candidates.iter().any(|c| c.predicted_us.is_some());
         let measured = self.candidates.iter().any(|c| c.measured_us.is_some());
         for (i, c) in self.candidates.iter().enumerate() {
             let head = if i == 0 { "candidates" } else { "" };
             let mark = if c.chosen { "✓" } else { "·" };
-            write!(f, "{head:<11} {mark} {:<width$}  ", c.name)?;
+            let step = c.step.as_deref().unwrap_or_default();
+            write!(f, "{head:<11} {mark} {step:<step_width$}{:<width$}  ", c.name)?;
             if predicted {
                 write!(f, "{}", Time("expected", c.predicted_us))?;
             }
@@ -221,6 +298,9 @@ impl fmt::Display for Explanation {
                 write!(f, "{}", Time("measured", c.measured_us))?;
             }
             writeln!(f, "{}", c.reason)?;
+        }
+        for (i, keeping) in self.keeps.iter().enumerate() {
+            writeln!(f, "{:<11} {keeping}", if i == 0 { "keeps" } else { "" })?;
         }
         for note in &self.notes {
             writeln!(f, "note        {note}")?;

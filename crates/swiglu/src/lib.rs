@@ -216,7 +216,7 @@ pub use dispatch::unsupported_dtype;
 #[doc(hidden)]
 pub use error::in_words_of;
 pub use error::{Error, ErrorKind, Result};
-pub use explain::{Candidate, Explanation};
+pub use explain::{Candidate, Explanation, Keeping};
 pub use layer::Layer;
 pub use model::Model;
 pub use training::Saved;
@@ -243,8 +243,9 @@ pub mod cuda {
     pub use swiglu_cuda::{
         BorrowedStream, CapturedCall, Cuda, CudaError, CudaOptions, DeviceBuffer, DeviceData,
         DeviceFacts, DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceGradientMut,
-        DeviceGradientsMut, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, DeviceMlpParams,
-        DeviceScratch, Event, Graph, PinnedMatrix, Stream, WithoutLoading, release_unused,
+        DeviceGradientsMut, DeviceKeptMut, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
+        DeviceMlpParams, DeviceScratch, Event, Graph, PinnedMatrix, Stream, WithoutLoading,
+        release_unused,
     };
 }
 

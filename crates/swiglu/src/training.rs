@@ -38,14 +38,14 @@ pub(crate) trait Trains<T> {
 /// What a CUDA layer provides to be trained over matrices in the device's memory.
 #[cfg(feature = "cuda")]
 pub(crate) trait TrainsOn<T> {
-    fn training_bytes(&self, m: usize) -> usize;
+    fn training_bytes(&self, m: usize, policy: SavePolicy) -> usize;
     fn backward_bytes(&self, m: usize) -> usize;
     fn forward_saving(
         &self,
         stream: &cuda::Stream,
         x: cuda::DeviceMatrixRef<'_, T>,
         out: cuda::DeviceMatrixMut<'_, T>,
-        kept: [cuda::DeviceMatrixMut<'_, T>; 2],
+        kept: cuda::DeviceKeptMut<'_, T>,
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()>;
     fn backward_gate_up(
@@ -62,15 +62,15 @@ pub(crate) trait TrainsOn<T> {
         stream: &cuda::Stream,
         x: cuda::DeviceMatrixRef<'_, T>,
         dy: cuda::DeviceMatrixRef<'_, T>,
-        kept: [cuda::DeviceMatrixMut<'_, T>; 2],
+        kept: cuda::DeviceKeptMut<'_, T>,
         into: cuda::DeviceGradientsMut<'_, T>,
     ) -> Result<()>;
 }
 
 #[cfg(feature = "cuda")]
 impl<K, T: Element> TrainsOn<T> for swiglu_cuda::Layer<K, T> {
-    fn training_bytes(&self, m: usize) -> usize {
-        self.training_bytes(m)
+    fn training_bytes(&self, m: usize, policy: SavePolicy) -> usize {
+        self.training_bytes(m, policy)
     }
     fn backward_bytes(&self, m: usize) -> usize {
         self.backward_bytes(m)
@@ -80,12 +80,12 @@ impl<K, T: Element> TrainsOn<T> for swiglu_cuda::Layer<K, T> {
         stream: &cuda::Stream,
         x: cuda::DeviceMatrixRef<'_, T>,
         out: cuda::DeviceMatrixMut<'_, T>,
-        [gate, up]: [cuda::DeviceMatrixMut<'_, T>; 2],
+        kept: cuda::DeviceKeptMut<'_, T>,
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
         Ok(match scratch {
-            Some(scratch) => self.forward_saving_with(stream, x, out, gate, up, scratch),
-            None => self.forward_saving(stream, x, out, gate, up),
+            Some(scratch) => self.forward_saving_with(stream, x, out, kept, scratch),
+            None => self.forward_saving(stream, x, out, kept),
         }?)
     }
     fn backward_gate_up(
@@ -104,10 +104,10 @@ impl<K, T: Element> TrainsOn<T> for swiglu_cuda::Layer<K, T> {
         stream: &cuda::Stream,
         x: cuda::DeviceMatrixRef<'_, T>,
         dy: cuda::DeviceMatrixRef<'_, T>,
-        [gate, up]: [cuda::DeviceMatrixMut<'_, T>; 2],
+        kept: cuda::DeviceKeptMut<'_, T>,
         into: cuda::DeviceGradientsMut<'_, T>,
     ) -> Result<()> {
-        Ok(self.backward(stream, x, dy, gate, up, into)?)
+        Ok(self.backward(stream, x, dy, kept, into)?)
     }
 }
 
@@ -285,13 +285,14 @@ impl<K: Kind> Layer<K> {
         kernel.training_on().ok_or_else(crate::layer::not_on_cuda)
     }
 
-    /// Bytes of scratch memory that [`Self::forward_saving_on`] uses for `m` tokens.
+    /// Bytes of scratch memory that [`Self::forward_saving_on`] uses for `m` tokens where it keeps what the policy says; with
+    /// [`SavePolicy::Recompute`], which keeps nothing, those of [`Self::forward_with`].
     ///
     /// # Errors
     /// [`CoreError::DType`] if `T` is not [`Self::dtype`]; [`CoreError::Unsupported`] on the CPU.
     #[cfg(feature = "cuda")]
-    pub fn training_bytes<T: Element>(&self, m: usize) -> Result<usize> {
-        Ok(self.trains_on::<T>()?.training_bytes(m))
+    pub fn training_bytes<T: Element>(&self, m: usize, policy: SavePolicy) -> Result<usize> {
+        Ok(self.trains_on::<T>()?.training_bytes(m, policy))
     }
 
     /// Bytes of scratch memory that [`Self::backward_gate_up_on`] uses for `m` tokens in dense matrices that begin at
@@ -304,7 +305,7 @@ impl<K: Kind> Layer<K> {
         Ok(self.trains_on::<T>()?.backward_bytes(m))
     }
 
-    /// Enqueues the layer on a stream and writes gate and up, each `[M, H]`, beside the result: what
+    /// Enqueues the layer on a stream and writes gate and up, each `[M, H]`, or the gate alone, beside the result: what
     /// [`Self::backward_on`] takes. Every layer with dense weights on a CUDA device can, lent ones too. `scratch`: the
     /// caller's, of [`Self::training_bytes`], in place of the stream's.
     ///
@@ -312,33 +313,33 @@ impl<K: Kind> Layer<K> {
     /// As [`Self::forward_on`]; [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights;
     /// [`CoreError::OutOfRange`] for too little scratch memory.
     #[cfg(feature = "cuda")]
-    pub fn forward_saving_on<T: Element>(
+    pub fn forward_saving_on<'k, T: Element>(
         &self,
         stream: &cuda::Stream,
         x: cuda::DeviceMatrixRef<'_, T>,
         out: cuda::DeviceMatrixMut<'_, T>,
-        kept: [cuda::DeviceMatrixMut<'_, T>; 2],
+        kept: impl Into<cuda::DeviceKeptMut<'k, T>>,
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
-        self.trains_on::<T>()?.forward_saving(stream, x, out, kept, scratch)
+        self.trains_on::<T>()?.forward_saving(stream, x, out, kept.into(), scratch)
     }
 
     /// Enqueues the gradients that `into` has places for, from that of the result; gate and up are consumed, and what they
-    /// hold afterwards is their gradients or anything else. Weights must not have changed since the forward pass.
+    /// hold afterwards is their gradients or anything else. An up that was not kept is computed again. Weights must not have changed since the forward pass.
     ///
     /// # Errors
     /// [`CoreError::Shape`], [`CoreError::DType`]; [`CoreError::Unsupported`] on the CPU;
     /// [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights and for rows of `dy`, or of `x`, that overlap.
     #[cfg(feature = "cuda")]
-    pub fn backward_on<T: Element>(
+    pub fn backward_on<'k, T: Element>(
         &self,
         stream: &cuda::Stream,
         x: cuda::DeviceMatrixRef<'_, T>,
         dy: cuda::DeviceMatrixRef<'_, T>,
-        kept: [cuda::DeviceMatrixMut<'_, T>; 2],
+        kept: impl Into<cuda::DeviceKeptMut<'k, T>>,
         into: cuda::DeviceGradientsMut<'_, T>,
     ) -> Result<()> {
-        self.trains_on::<T>()?.backward(stream, x, dy, kept, into)
+        self.trains_on::<T>()?.backward(stream, x, dy, kept.into(), into)
     }
 
     /// Enqueues the first half of a block's backward pass, for a caller that computes the products with the gradients of gate
@@ -385,8 +386,7 @@ impl Layer<GatedLinearKind> {
     /// [`Self::forward_saving_on`] and [`Self::backward_on`] need none.
     ///
     /// # Errors
-    /// As [`Self::from_params`]; [`CudaError::Unsupported`](crate::cuda::CudaError) for [`SavePolicy::SaveGate`] on a CUDA
-    /// device.
+    /// As [`Self::from_params`].
     pub fn for_training<T: Element>(
         device: &Device,
         params: &GatedLinearParams<'_, T>,
@@ -451,8 +451,7 @@ impl Layer<MlpKind> {
     /// [`Self::forward_saving_on`] and [`Self::backward_on`] need none.
     ///
     /// # Errors
-    /// As [`Self::from_params`]; [`CoreError::Unsupported`] for a block with row steps;
-    /// [`CudaError::Unsupported`](crate::cuda::CudaError) for [`SavePolicy::SaveGate`] on a CUDA device.
+    /// As [`Self::from_params`]; [`CoreError::Unsupported`] for a block with row steps.
     pub fn for_training<T: Element>(
         device: &Device,
         params: &MlpParams<'_, T>,

@@ -7,8 +7,8 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use swiglu::{
-    Arrangement, DType, Device, Explanation, Op, Orientation, QuantizedType, WeightLayout,
-    with_dtype,
+    Arrangement, DType, Device, Explanation, Op, Orientation, Pass, Problem, QuantizedType,
+    WeightLayout, with_dtype,
 };
 use swiglu_lab::profile::{Analysis, Ceilings, KernelCounters, analyse_result, count};
 use swiglu_lab::{Case, CaseOp, Heat, ProfileDef, ResultEntry, Role, SEED};
@@ -45,6 +45,9 @@ pub(crate) struct ExplainArgs {
     /// Decode quantised weights of the file instead of computing with them as they are
     #[arg(long, requires = "weights")]
     decode_weights: bool,
+    /// Explain a training step: the forward pass that keeps gate and up, the backward pass, and what is kept between them
+    #[arg(long, conflicts_with_all = ["measure", "weights_type"])]
+    backward: bool,
     /// Measure a shape with random data: where the time goes, and what would make it shorter
     #[arg(long, conflicts_with = "weights")]
     measure: bool,
@@ -66,6 +69,9 @@ pub(crate) struct ExplainArgs {
 struct Document {
     #[serde(flatten)]
     explanation: Explanation,
+    /// The forward pass of the training step whose backward pass is explained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    saving: Option<Explanation>,
     floor: Option<Floor>,
     #[serde(skip_serializing_if = "Option::is_none")]
     measured: Option<Measured>,
@@ -93,40 +99,77 @@ struct Way {
 pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     args.lab.expect_places(args.measure)?;
     let device = args.device.open()?;
-    let (case, explanation) = match args.weights.load()? {
-        Some(weights) => (None, of_file(args, weights, &device)?),
+    let (case, problem, why_decoded) = match args.weights.load()? {
+        Some(weights) => {
+            let (problem, why_decoded) = of_file(args, weights, &device)?;
+            (None, problem, why_decoded)
+        }
         None => {
             let case = args.case(&device)?;
             let Some(problem) = case.problem() else { bail!("{case}: nothing plans it") };
-            (Some(case), device.explain(problem, None))
+            (Some(case), problem, None)
         }
     };
+    let explained = |problem: Problem| {
+        let explanation = device.explain(problem, None);
+        why_decoded.iter().fold(explanation, Explanation::with_decoded_weights)
+    };
+    let (saving, explanation) = match args.backward {
+        true => {
+            expect_trained(&device, &problem)?;
+            let [saving, backward] =
+                [Pass::Saving, Pass::Backward].map(|pass| explained(problem.with_pass(pass)));
+            (Some(saving), backward)
+        }
+        false => (None, explained(problem)),
+    };
     let heat = case.as_ref().map_or(Heat::Cold, |case| case.heat);
-    let problem = explanation.problem;
     let mut limits = ceilings::of(&device, args.op, !args.measure)?;
     let mut measured = None;
     if let Some(case) = case.filter(|_| args.measure) {
         limits = ceilings::with_case(limits, &device, &case)?;
         measured = Some(args.measure(case, limits.clone(), terminal)?);
     }
-    let floor = Floor::of(&problem, [problem.compulsory_bytes(), problem.flops()], heat, &limits);
-    let document = Document { explanation, floor, measured };
-    terminal.print(&document, |Document { explanation, measured, .. }, terminal| {
+    let passes = || saving.iter().chain([&explanation]);
+    let bytes = passes().map(|pass| pass.compulsory_bytes).sum();
+    let flops = passes().map(|pass| pass.flops).sum();
+    let floor = Floor::of(&problem, [bytes, flops], heat, &limits);
+    let document = Document { explanation, saving, floor, measured };
+    terminal.print(&document, |Document { explanation, saving, measured, .. }, terminal| {
+        if let Some(saving) = saving {
+            writeln!(terminal, "{saving}\n")?;
+        }
         writeln!(terminal, "{explanation}")?;
         if let Some(Floor { bound, us }) = floor {
             let cached = if heat == Heat::Hot { "everything" } else { "nothing" };
+            let of = if saving.is_some() { " for both passes" } else { "" };
             let time = table::time(us);
-            writeln!(terminal, "floor       {time} on this machine, {bound}, {cached} in cache")?;
+            writeln!(
+                terminal,
+                "floor       {time}{of} on this machine, {bound}, {cached} in cache"
+            )?;
         }
         measured.iter().try_for_each(|measured| measured.show(terminal))
     })
 }
 
+/// Refuses a training step of what is not trained.
+fn expect_trained(device: &Device, problem: &Problem) -> anyhow::Result<()> {
+    device.expect_pass(problem.op, Pass::Backward)?;
+    let instead = "train the gated linear layer (--op gated-linear)";
+    problem.rows.expect_none("in backward passes", instead)?;
+    if problem.quantized.is_some() {
+        bail!("--backward: quantised weights have no gradients; decode them (--decode-weights)");
+    }
+    Ok(())
+}
+
+/// The problem of a layer in a file, and why its weights are decoded if they are.
 fn of_file(
     args: &ExplainArgs,
     weights: swiglu::MlpWeights,
     device: &Device,
-) -> anyhow::Result<Explanation> {
+) -> anyhow::Result<(Problem, Option<swiglu::Error>)> {
     let dtype = args.math.dtype.unwrap_or(weights.resolved_dtype());
     let weights = decoded(args.decode_weights, args.math.layer(weights, dtype), args.op)?;
     with_dtype!(dtype, T => {
@@ -144,11 +187,7 @@ fn of_file(
             problem = problem.with_layout(WeightLayout::HF);
         }
         device.expect_row_steps(problem.rows)?;
-        let explanation = device.explain(problem, None);
-        Ok(match quantized {
-            Err(Some(why)) => explanation.with_decoded_weights(&why),
-            _ => explanation,
-        })
+        Ok((problem, quantized.err().flatten()))
     })
 }
 

@@ -49,6 +49,14 @@ pub(crate) enum Obstacle {
     LentBiases(DType),
     /// The order of its sums, or whether it is taken, follows the number of tokens, and batch invariance was asked for.
     FollowsTokens,
+    /// Gate and up are not stored by kernels for few tokens.
+    KeepsToItself,
+    /// Gate and up lie in memory as f32, where values of T are to be stored.
+    StoresSums,
+    /// The unfused path was asked for.
+    UnfusedAskedFor,
+    /// A layer without a down projection.
+    NoDown,
     /// Of the kernel for whole feed-forward blocks.
     Decode(decode_mlp::Obstacle),
 }
@@ -105,6 +113,14 @@ impl fmt::Display for Obstacle {
             Obstacle::FollowsTokens => f.write_str(
                 "sums are in another order than with other numbers of tokens, and were to be batch-invariant",
             ),
+            Obstacle::KeepsToItself => {
+                f.write_str("gate and up, which are to be stored, do not leave its kernels")
+            }
+            Obstacle::StoresSums => {
+                f.write_str("gate and up would be stored as f32, and a backward pass takes elements")
+            }
+            Obstacle::UnfusedAskedFor => f.write_str("the unfused path was asked for"),
+            Obstacle::NoDown => f.write_str("there is no down projection"),
             Obstacle::Decode(obstacle) => obstacle.fmt(f),
         }
     }

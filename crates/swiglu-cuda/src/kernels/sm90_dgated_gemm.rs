@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use swiglu_core::{DType, Orientation};
+use swiglu_core::{DType, Orientation, Problem};
 
 use super::NamedVariant;
 use super::elementwise::Tensor;
@@ -47,6 +47,12 @@ impl Config {
     /// What is taken for K.
     pub(crate) fn of(hidden: usize) -> Config {
         if hidden >= 2048 { Self::WIDE } else { Self::NARROW }
+    }
+
+    /// Tile sizes and the like, by name.
+    pub(crate) fn parameters(self) -> [(&'static str, usize); 4] {
+        let Self { tile_h, slots } = self;
+        [("tile_m", TILE_M), ("tile_h", tile_h), ("stages", self.stages()), ("slots", slots)]
     }
 
     fn epilogue_bytes(self) -> usize {
@@ -98,6 +104,33 @@ pub(crate) struct Call<'a> {
     pub(crate) h: Tensor,
     /// Those of the layer.
     pub(crate) maps: &'a LayerMaps,
+}
+
+impl<'a> Call<'a> {
+    /// A call as plans know it: dense matrices at whole addresses, and packed weights.
+    pub(crate) fn dense(problem: &Problem, maps: &'a LayerMaps) -> Self {
+        let Problem { m, hidden: k, intermediate: h, activation, numerics, dtype, .. } = *problem;
+        let rows = |cols| Tensor::new(0, cols);
+        let down = LinearWeights {
+            ptr: 0,
+            orientation: Orientation::OutIn,
+            in_features: h,
+            out_features: k,
+            row_stride: h.next_multiple_of(16 / dtype.size()),
+            bias: None,
+        };
+        Self {
+            code: GateCode::new(&activation, numerics, dtype),
+            formula: Formula::new(&activation),
+            m,
+            out_grad: rows(k),
+            down,
+            inputs: [rows(h); 2],
+            grads: [rows(h); 2],
+            h: rows(h),
+            maps,
+        }
+    }
 }
 
 #[repr(C, align(64))]

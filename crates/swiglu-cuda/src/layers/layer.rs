@@ -11,7 +11,6 @@ use swiglu_core::{
 
 use super::host::through_device;
 use super::operands::Operands;
-use super::training_host::expect_policy;
 use super::weights::padded;
 use crate::device::context::Cuda;
 use crate::device::error::{CudaError, Result};
@@ -124,9 +123,8 @@ impl<K, T: Element> Layer<K, T> {
     /// The layer as one that is trained, which keeps what the policy says between the passes.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`] for a policy of [`crate::expect_policy`], and for quantised weights.
+    /// [`CudaError::Unsupported`] for quantised weights.
     pub fn for_training(self, policy: SavePolicy) -> Result<Self> {
-        expect_policy(policy)?;
         self.operands.dense()?;
         Ok(Self { policy: Some(policy), ..self })
     }

@@ -11,7 +11,6 @@ mod operands;
 mod quantized;
 mod run;
 mod training;
-mod training_host;
 mod weights;
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};
@@ -21,4 +20,4 @@ pub use layer::Layer;
 pub use lent::{DeviceGatedLinearParams, DeviceMlpParams};
 pub use mlp::{Mlp, MlpKind};
 pub use quantized::{expect_quantized, quantized_tokens, quantized_types};
-pub use training_host::{HostSaved, expect_policy};
+pub use training::{DeviceKeptMut, HostSaved};

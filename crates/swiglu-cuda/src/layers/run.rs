@@ -240,7 +240,7 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     /// How cuBLASLt multiplies.
-    fn product(&self) -> Product {
+    pub(super) fn product(&self) -> Product {
         Product { fixed: self.problem.numerics.batch_invariant, ..Product::default() }
     }
 

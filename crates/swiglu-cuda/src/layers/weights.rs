@@ -284,6 +284,24 @@ impl<T: Element> GateUpBuffer<T> {
         if self.is_one { Products::Both(both) } else { Products::Each(self.halves()) }
     }
 
+    /// Whether there are biases that sums begin at otherwise than elements do.
+    pub(super) fn has_biases_of_sums(&self) -> bool {
+        self.biases.as_ref().is_some_and(|biases| biases.beside_sums.is_some())
+    }
+
+    /// As the linear map to the up's features alone, with the bias for what is stored of it.
+    pub(super) fn up(&self, stored: Stored) -> LinearWeights {
+        let [_, up] = self.halves();
+        let beside_sums = self.biases.as_ref().and_then(|biases| biases.beside_sums.as_ref());
+        match (stored, beside_sums) {
+            (Stored::Sums, Some(both)) => {
+                let bias = both.device_ptr() + (self.half() * size_of::<f32>()) as u64;
+                LinearWeights { bias: Some(bias), ..up }
+            }
+            _ => up,
+        }
+    }
+
     /// As one linear map to the padded gate and up features.
     fn linear(&self, stored: Stored) -> LinearWeights {
         let address = |b: &PackedBiases<T>| match (stored, &b.beside_sums) {

@@ -299,6 +299,16 @@ impl Steps {
         self.iter().try_for_each(|step| step.check(planner, problem))
     }
 
+    /// Whether gate and up can be stored beside what these steps compute, or why not.
+    pub(crate) fn check_saving(&self) -> Result<(), Obstacle> {
+        match () {
+            () if self.design().is_some() || self.is_pair() => Err(Obstacle::KeepsToItself),
+            // Nothing else writes them rounded and h from what they were before.
+            () if self.stored() == Some(Stored::Sums) => Err(Obstacle::StoresSums),
+            () => Ok(()),
+        }
+    }
+
     /// What is compiled for them, of a problem with packed weights that has been checked.
     pub(crate) fn needed<'a>(
         &'a self,
@@ -324,7 +334,7 @@ impl Steps {
     }
 
     /// The kernels' names, without tiles.
-    pub(super) fn kernels(&self) -> String {
+    pub(crate) fn kernels(&self) -> String {
         let named = self.iter().filter(|step| *step != Algorithm::Down(Down::CublasLt));
         named.map(Algorithm::kernel).collect::<Vec<_>>().join(" + ")
     }

@@ -7,6 +7,7 @@ mod cost;
 mod machine;
 mod planner;
 mod target;
+mod training;
 pub mod tuning;
 
 pub(crate) use algorithm::{Algorithm, Steps};
@@ -15,8 +16,9 @@ pub(crate) use choices::{Choices, Lent};
 pub use planner::CudaOptions;
 pub(crate) use planner::Planner;
 pub use target::{Target, Ways};
+pub(crate) use training::{Among, differentiated, saving, up_by_sums};
 
-use swiglu_core::{Numerics, Op, Path, Plan, Problem, Rounding};
+use swiglu_core::{Numerics, Op, Pass, Path, Plan, Problem, Rounding};
 
 use crate::device::context::Cuda;
 use crate::device::error::CudaError;
@@ -31,6 +33,8 @@ use crate::plan::tuning::Origin;
 #[non_exhaustive]
 pub struct Candidate {
     pub(crate) steps: Option<Steps>,
+    /// What it computes of a backward pass, for example `dx`; [`None`] where it computes all that the problem asks for.
+    pub step: Option<String>,
     /// The kernels with their tiles, for example `sm90_gated_gemm 128x64` or `cublaslt + elementwise`.
     pub name: String,
     /// Whether the plan uses it.
@@ -249,8 +253,8 @@ pub fn expect_row_steps(steps: swiglu_core::RowSteps) -> swiglu_core::Result<()>
 }
 
 impl Cuda {
-    /// How a problem is computed: on `path`, else on the one that is expected to be faster. Making
-    /// a plan has no effects.
+    /// How a problem is computed: on `path`, else on the one that is expected to be faster; of a backward pass, which takes
+    /// several steps, each by one algorithm, [`Self::candidates`] has them. Making a plan has no effects.
     pub fn plan(&self, problem: Problem, path: Option<Path>) -> Plan {
         if problem.op == Op::Activation {
             return Plan::new(problem, BACKEND, "elementwise", Path::Fused)
@@ -261,8 +265,11 @@ impl Cuda {
             plan.reason += &format!("; weights decoded to {}: {why}", problem.dtype);
             return plan;
         }
+        if problem.pass == Pass::Backward {
+            return self.backward_plan(problem, path);
+        }
         let pass = of_pass(&problem);
-        let (steps, why) = choose(Planner::of(self), &pass, path);
+        let (steps, why) = self.chosen(&pass, path);
         let reason = explain(steps, why, &pass, Planner::of(self));
         self.plan_of(problem, steps, reason)
     }
@@ -292,12 +299,14 @@ impl Cuda {
     }
 
     /// Every list of steps for a problem, with what speaks for or against it; tuners try one after the other
-    /// ([`crate::GatedLinear::forward_by`], [`crate::Mlp::forward_by`]).
+    /// ([`crate::GatedLinear::forward_by`], [`crate::Mlp::forward_by`]). Of a backward pass every step, with the algorithms
+    /// for it, for all gradients.
     pub fn candidates(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
         if problem.op == Op::Activation {
             let plan = self.plan(*problem, path);
             return vec![Candidate {
                 steps: None,
+                step: None,
                 name: plan.kernel,
                 chosen: true,
                 numerics: Some(problem.numerics),
@@ -310,8 +319,19 @@ impl Cuda {
         if decoded_because(Planner::of(self), problem).is_some() {
             return self.candidates(&problem.with_quantized(None), path);
         }
-        let chosen = choose(Planner::of(self), &of_pass(problem), path);
+        if problem.pass == Pass::Backward {
+            return self.backward_candidates(problem, path);
+        }
+        let chosen = self.chosen(&of_pass(problem), path);
         Steps::all(problem.op).map(|steps| self.candidate(steps, problem, chosen)).collect()
+    }
+
+    /// The steps of a forward pass, which may have to store gate and up.
+    fn chosen(&self, problem: &Problem, path: Option<Path>) -> (Steps, Why) {
+        match problem.pass {
+            Pass::Saving => training::choose_saving(Planner::of(self), problem, path),
+            _ => choose(Planner::of(self), problem, path),
+        }
     }
 
     /// One of them, beside what was chosen and why.
@@ -319,7 +339,10 @@ impl Cuda {
         let passes = problem.quantized.map_or(1, |_| problem.m.div_ceil(MOST_TOKENS));
         let problem = &of_pass(problem);
         let planner = Planner::of(self);
-        let check = steps.check(planner, problem);
+        let check = steps.check(planner, problem).and_then(|()| match problem.pass {
+            Pass::Saving => steps.check_saving(),
+            _ => Ok(()),
+        });
         let numerics = match check {
             Ok(()) => Some(problem.numerics),
             Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => {
@@ -362,6 +385,7 @@ impl Cuda {
         };
         Candidate {
             steps: Some(steps),
+            step: None,
             name: steps.to_string(),
             chosen: steps == chosen.0,
             numerics,

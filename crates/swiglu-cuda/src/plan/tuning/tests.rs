@@ -610,7 +610,7 @@ fn sums_between_are_planned_and_have_a_fused_kernel_behind_them() {
     // What a backward pass needs is written by the kernel that would be chosen without sums.
     let mut saved = [(); 3].map(|()| DeviceMatrix::<bf16>::zeros(&stream, m, h).unwrap());
     let [out, gate, up] = saved.each_mut().map(DeviceMatrix::view_mut);
-    layer.forward_saving(&stream, x.view(), out, gate, up).unwrap();
+    layer.forward_saving(&stream, x.view(), out, [gate, up]).unwrap();
     assert_eq!(saved[0].to_host().unwrap(), forward(&fused, x.view()));
 }
 
@@ -634,7 +634,7 @@ fn what_cublaslt_does_not_take_is_saved_by_a_fused_kernel() {
     let save = |layer: &GatedLinear<bf16>| {
         let mut saved = [(); 3].map(|()| DeviceMatrix::<bf16>::zeros(&stream, m, h).unwrap());
         let [out, gate, up] = saved.each_mut().map(DeviceMatrix::view_mut);
-        layer.forward_saving(&stream, overlapping, out, gate, up)?;
+        layer.forward_saving(&stream, overlapping, out, [gate, up])?;
         Ok::<_, CudaError>(saved.map(|matrix| matrix.to_host().unwrap()))
     };
     let planned = GatedLinear::new(&cuda, &params).unwrap();

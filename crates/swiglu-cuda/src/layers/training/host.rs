@@ -5,12 +5,13 @@ use swiglu_core::{
     Problem, SavePolicy, StridedRef,
 };
 
-use super::gradients::{DeviceGradientMut, DeviceGradientsMut};
-use super::layer::Layer;
-use super::weights::padded;
+use super::kept::DeviceKeptMut;
 use crate::device::error::{CudaError, Result};
-use crate::device::memory::{DeviceData, DeviceMatrix, DeviceMatrixMut};
+use crate::device::memory::{DeviceData, DeviceMatrix};
 use crate::device::stream::Stream;
+use crate::layers::gradients::{DeviceGradientMut, DeviceGradientsMut};
+use crate::layers::layer::Layer;
+use crate::layers::weights::padded;
 
 /// What a forward pass leaves on the device for [`Layer::backward_host`]: x, and gate and up as the policy says.
 #[derive(Debug)]
@@ -18,8 +19,32 @@ pub struct HostSaved<T> {
     /// What the layer computes that kept it.
     problem: Problem,
     x: DeviceMatrix<T>,
-    /// Gate and up, each padded as weights are, which is how one product takes both.
-    kept: Option<DeviceMatrix<T>>,
+    kept: Option<Kept<T>>,
+}
+
+/// The pre-activations on the device, each padded as weights are, which is how one product takes both.
+#[derive(Debug)]
+struct Kept<T> {
+    matrix: DeviceMatrix<T>,
+    /// H.
+    intermediate: usize,
+    /// Whether up lies beside the gate.
+    has_up: bool,
+}
+
+impl<T: Element> Kept<T> {
+    fn new(stream: &Stream, rows: usize, intermediate: usize, has_up: bool) -> Result<Self> {
+        let cols = padded::<T>(intermediate) * if has_up { 2 } else { 1 };
+        let matrix = DeviceMatrix::new(stream, rows, cols)?;
+        Ok(Self { matrix, intermediate, has_up })
+    }
+
+    fn view_mut(&mut self) -> Result<DeviceKeptMut<'_, T>> {
+        let h = self.intermediate;
+        let (gate, up) = self.matrix.view_mut().split_cols(padded::<T>(h))?;
+        let (gate, up) = (gate.cols_range(0..h)?, self.has_up.then(|| up.cols_range(0..h)));
+        Ok(DeviceKeptMut { gate, up: up.transpose()? })
+    }
 }
 
 impl<T: Element> HostSaved<T> {
@@ -30,13 +55,14 @@ impl<T: Element> HostSaved<T> {
 
     /// Bytes of device memory that are kept between the passes, beside x.
     pub fn kept_bytes(&self) -> usize {
-        self.kept.as_ref().map_or(0, |kept| kept.rows() * kept.cols() * size_of::<T>())
+        let bytes = |kept: &Kept<T>| kept.matrix.rows() * kept.matrix.cols() * size_of::<T>();
+        self.kept.as_ref().map_or(0, bytes)
     }
 }
 
 impl<K, T: Element> Layer<K, T> {
-    /// [`Self::forward_saving`] for matrices on the host. With [`SavePolicy::Recompute`] gate and up are not kept, but
-    /// computed again in the backward pass.
+    /// [`Self::forward_saving`] for matrices on the host. What the layer's policy does not keep is computed again in the
+    /// backward pass.
     ///
     /// # Errors
     /// As [`Self::forward_saving`].
@@ -50,9 +76,10 @@ impl<K, T: Element> Layer<K, T> {
         let stream = self.cuda.stream();
         let x = DeviceMatrix::from_host(&stream, x)?;
         let mut y = DeviceMatrix::new(&stream, x.rows(), self.out_features())?;
-        let kept = match self.policy() {
-            Some(SavePolicy::Save) | None => Some(self.save(&stream, &x, &mut y)?),
-            Some(_) => {
+        let kept = match self.policy().unwrap_or_default() {
+            SavePolicy::Save => Some(self.save(&stream, &x, &mut y, true)?),
+            SavePolicy::SaveGate => Some(self.save(&stream, &x, &mut y, false)?),
+            _ => {
                 self.forward(&stream, x.view(), y.view_mut())?;
                 None
             }
@@ -66,17 +93,11 @@ impl<K, T: Element> Layer<K, T> {
         stream: &Stream,
         x: &DeviceMatrix<T>,
         y: &mut DeviceMatrix<T>,
-    ) -> Result<DeviceMatrix<T>> {
-        let mut kept = DeviceMatrix::new(stream, x.rows(), 2 * padded::<T>(self.intermediate()))?;
-        let [gate, up] = self.halves(&mut kept)?;
-        self.forward_saving(stream, x.view(), y.view_mut(), gate, up)?;
+        has_up: bool,
+    ) -> Result<Kept<T>> {
+        let mut kept = Kept::new(stream, x.rows(), self.intermediate(), has_up)?;
+        self.forward_saving(stream, x.view(), y.view_mut(), kept.view_mut()?)?;
         Ok(kept)
-    }
-
-    fn halves<'a>(&self, kept: &'a mut DeviceMatrix<T>) -> Result<[DeviceMatrixMut<'a, T>; 2]> {
-        let h = self.intermediate();
-        let (gate, up) = kept.view_mut().split_cols(padded::<T>(h))?;
-        Ok([gate.cols_range(0..h)?, up.cols_range(0..h)?])
     }
 
     /// The shapes of the layer's gradients.
@@ -120,7 +141,7 @@ impl<K, T: Element> Layer<K, T> {
             Some(kept) => kept,
             None => {
                 let mut y = DeviceMatrix::new(&stream, m, self.out_features())?;
-                self.save(&stream, &x, &mut y)?
+                self.save(&stream, &x, &mut y, true)?
             }
         };
         let add = into.accumulate == Accumulate::Add;
@@ -149,8 +170,7 @@ impl<K, T: Element> Layer<K, T> {
                 down_bias,
                 accumulate: into.accumulate,
             };
-            let [gate, up] = self.halves(&mut kept)?;
-            self.backward(&stream, x.view(), dy.view(), gate, up, there)?;
+            self.backward(&stream, x.view(), dy.view(), kept.view_mut()?, there)?;
         }
         if let (Some(from), Some(to)) = (dx, &mut into.dx) {
             from.view().download(&stream, to.reborrow())?;
@@ -169,20 +189,6 @@ impl<K, T: Element> Layer<K, T> {
             }
         }
         Ok(())
-    }
-}
-
-/// Refuses what a device does not keep.
-///
-/// # Errors
-/// [`CudaError::Unsupported`] for all but [`SavePolicy::Save`] and [`SavePolicy::Recompute`].
-pub fn expect_policy(policy: SavePolicy) -> Result<()> {
-    match policy {
-        SavePolicy::Save | SavePolicy::Recompute => Ok(()),
-        other => Err(CudaError::Unsupported {
-            what: format!("training with the policy {other} on a CUDA device"),
-            why: "it keeps both of gate and up or neither; choose save or recompute".into(),
-        }),
     }
 }
 

@@ -1,0 +1,243 @@
+//! Where gate, up and their gradients lie in a backward pass, and the scratch memory that it takes.
+
+use swiglu_core::{DType, Element, Op, Path, Problem, SavePolicy};
+
+use super::kept::Kept;
+use super::part;
+use crate::device::context::Cuda;
+use crate::device::lt::{LinearWeights, Lt};
+use crate::kernels::elementwise::{Stored, Tensor};
+use crate::layers::layer::Layer;
+use crate::layers::operands::Dense;
+use crate::layers::weights::{Products, padded};
+use crate::plan::up_by_sums;
+
+/// Gate and up, and their gradients, of which scratch memory has some: where they can, gradients take the place of what they
+/// are of.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Placed {
+    dtype: DType,
+    is_block: bool,
+    /// M and K.
+    rows: [usize; 2],
+    /// H, padded.
+    pub(super) half: usize,
+    kept: Kept,
+    /// The weights of gate and up, whose one product gives ∂L/∂x where both gradients lie as they do.
+    pub(super) both: Option<LinearWeights>,
+    /// Whether the gradients lie in scratch memory, for that product.
+    moves: bool,
+    /// What an up that was not kept is computed as.
+    pub(super) up_again: Option<Stored>,
+    /// Whether ∂L/∂x is a sum of two products, in f32.
+    pub(super) round_dx: bool,
+}
+
+impl Placed {
+    pub(super) fn new<K, T: Element>(
+        layer: &Layer<K, T>,
+        m: usize,
+        dense: &Dense<T>,
+        kept: Kept,
+        wants_dx: bool,
+    ) -> Self {
+        let Problem { op, hidden: k, intermediate: h, .. } = layer.problem;
+        let half = padded::<T>(h);
+        let both = match dense.gate_up.products(Stored::Elements) {
+            Products::Both(both) if h > 0 && k > 0 => Some(both),
+            _ => None,
+        };
+        let together = |up: Tensor| {
+            let behind = kept.gate.data + (h * size_of::<T>()) as u64;
+            half == h && kept.gate.stride == up.stride && up.data == behind
+        };
+        Self {
+            dtype: T::DTYPE,
+            is_block: op == Op::Mlp,
+            rows: [m, k],
+            half,
+            kept,
+            both,
+            moves: both.is_some() && wants_dx && !kept.up.is_some_and(together),
+            up_again: kept.up.is_none().then(|| layer.up_again(m, dense)),
+            round_dx: wants_dx && both.is_none() && T::DTYPE != DType::F32,
+        }
+    }
+
+    /// Gate and up, and their gradients, with this address of scratch memory.
+    pub(super) fn at(&self, scratch: u64) -> [[Tensor; 2]; 2] {
+        let (gate, half) = (self.kept.gate, self.half);
+        let up = scratch + (half * self.dtype.size()) as u64;
+        let halves = [scratch, up].map(|at| Tensor::new(at, 2 * half));
+        match (self.kept.up, self.moves) {
+            (Some(up), true) => [[gate, up], halves],
+            (Some(up), false) => [[gate, up]; 2],
+            (None, true) => [[gate, halves[1]], halves],
+            (None, false) => [[gate, Tensor::new(scratch, half)]; 2],
+        }
+    }
+
+    pub(super) fn needs(&self, stores_dh: bool) -> Needs {
+        let [m, k] = self.rows;
+        let sums_of_dx = if self.round_dx { m * k } else { 0 };
+        let sums_of_up = if self.up_again == Some(Stored::Sums) { m * self.half } else { 0 };
+        Needs {
+            dtype: self.dtype,
+            tokens: m,
+            half: self.half,
+            is_block: self.is_block,
+            stores_dh,
+            has_up: self.kept.up.is_some(),
+            moves: self.moves,
+            sums: sums_of_dx.max(sums_of_up),
+        }
+    }
+}
+
+/// What a backward pass has no place of the caller's for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Needs {
+    pub(super) dtype: DType,
+    /// M.
+    pub(super) tokens: usize,
+    /// H, padded.
+    pub(super) half: usize,
+    pub(super) is_block: bool,
+    /// Whether dh passes through memory.
+    pub(super) stores_dh: bool,
+    /// Whether up is there.
+    pub(super) has_up: bool,
+    /// Whether gradients of gate and up may not lie where these do: elsewhere they lie as one product takes both.
+    pub(super) moves: bool,
+    /// Values in f32, which are first an up and then ∂L/∂x.
+    pub(super) sums: usize,
+}
+
+/// The bytes of each part, in the order in which they lie.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts {
+    pub(super) h: usize,
+    pub(super) dh: usize,
+    /// An up that was not kept, and gradients of gate and up.
+    pub(super) gate_up: usize,
+    pub(super) sums: usize,
+    pub(super) lt: usize,
+}
+
+impl Needs {
+    pub(super) fn parts(self, cuda: &Cuda) -> Parts {
+        let rows = |cols: usize| part(self.tokens * cols * self.dtype.size());
+        let with = |needed: bool| if needed { rows(self.half) } else { 0 };
+        Parts {
+            h: with(self.is_block),
+            dh: with(self.is_block && self.stores_dh),
+            gate_up: if self.moves { rows(2 * self.half) } else { with(!self.has_up) },
+            sums: part(self.sums * size_of::<f32>()),
+            lt: Lt::scratch_bytes(cuda.arch()),
+        }
+    }
+}
+
+impl Parts {
+    pub(super) fn total(&self) -> usize {
+        self.h + self.dh + self.gate_up + self.sums + self.lt
+    }
+}
+
+impl Cuda {
+    /// Bytes of memory that a backward pass of a layer with packed weights takes meanwhile, for all gradients: scratch memory
+    /// of the stream, and where nothing was kept gate and up, and the result that comes with them once more.
+    pub fn backward_scratch_bytes(
+        &self,
+        problem: &Problem,
+        policy: SavePolicy,
+        path: Option<Path>,
+    ) -> usize {
+        let Problem { m, hidden, intermediate: h, dtype, .. } = *problem;
+        let half = h.next_multiple_of(16 / dtype.size());
+        let has_up = policy != SavePolicy::SaveGate;
+        let needs = Needs {
+            dtype,
+            tokens: m,
+            half,
+            is_block: problem.op == Op::Mlp,
+            stores_dh: self.differentiated(problem, path).is_err(),
+            has_up,
+            moves: hidden > 0 && h > 0 && !(has_up && half == h),
+            sums: if !has_up && up_by_sums(problem, path) { m * half } else { 0 },
+        };
+        let again = match policy {
+            SavePolicy::Save | SavePolicy::SaveGate => 0,
+            _ => (2 * half + if needs.is_block { hidden } else { h }) * m * dtype.size(),
+        };
+        needs.parts(self).total() + again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common;
+    use crate::layers::training::gate_up::BlockTensors;
+    use crate::{GatedLinear, Mlp};
+    use swiglu_core::conformance::{Case, Parameters};
+    use swiglu_core::{Pass, bf16};
+
+    /// What a layer's backward pass takes of a stream's scratch memory, where gate and up lie as [`crate::HostSaved`] has them.
+    fn scratch<K>(layer: &Layer<K, bf16>, m: usize, policy: SavePolicy) -> usize {
+        let (dense, k, h) = (layer.operands.dense().unwrap(), layer.hidden(), layer.intermediate());
+        let half = padded::<bf16>(h);
+        let [gate, up] = [0, half as u64 * 2].map(|at| Tensor::new(at, 2 * half));
+        let kept = match policy {
+            SavePolicy::SaveGate => Kept { gate: Tensor::new(0, half), up: None },
+            _ => Kept { gate, up: Some(up) },
+        };
+        let placed = Placed::new(layer, m, dense, kept, true);
+        let [saved, grads] = placed.at(0);
+        let io = BlockTensors { m, dy: Tensor::new(0, k), saved, grads, h: Tensor::new(0, half) };
+        let down = dense.down().ok();
+        let fused = down.and_then(|down| layer.dgated_config(&layer.dgated_call(down, io, dense)));
+        placed.needs(fused.is_none()).parts(&layer.cuda).total()
+    }
+
+    /// Plans of both passes are of what layers do: of the steps that store gate and up, and of the memory that a backward pass
+    /// takes.
+    #[test]
+    fn plans_of_a_training_step_are_of_what_layers_do() {
+        let Some(cuda) = common::device() else { return };
+        let shapes =
+            [(1, 64, 96, false), (40, 64, 96, true), (70, 72, 100, true), (300, 64, 8, false)];
+        for (m, k, h, bias) in shapes {
+            let case = Case { bias, ..Case::new(Op::Mlp, [m, k, h], DType::Bf16) };
+            let parameters = Parameters::<bf16>::new(&case).unwrap();
+            let (block, gated) = (parameters.mlp(), parameters.gated());
+            for path in [None, Some(Path::Unfused)] {
+                let (mlp, linear) = match path {
+                    None => (Mlp::new(&cuda, &block), GatedLinear::new(&cuda, &gated)),
+                    Some(path) => (
+                        Mlp::with_path(&cuda, &block, path),
+                        GatedLinear::with_path(&cuda, &gated, path),
+                    ),
+                };
+                let (mlp, linear) = (mlp.unwrap(), linear.unwrap());
+                for (problem, steps) in [
+                    (block.problem(m), mlp.saving_steps(m)),
+                    (gated.problem(m), linear.saving_steps(m)),
+                ] {
+                    let plan = cuda.plan(problem.with_pass(Pass::Saving), path);
+                    assert_eq!(plan.kernel, steps.kernels(), "{problem} {path:?}");
+                    let candidates = cuda.candidates(&problem.with_pass(Pass::Saving), path);
+                    let chosen: Vec<_> = candidates.iter().filter(|c| c.chosen).collect();
+                    assert_eq!((chosen.len(), chosen[0].steps), (1, Some(steps)), "{problem}");
+                }
+                for policy in [SavePolicy::Save, SavePolicy::SaveGate] {
+                    let said = |problem| cuda.backward_scratch_bytes(&problem, policy, path);
+                    let of_block = scratch(&mlp, m, policy);
+                    assert_eq!(of_block, said(block.problem(m)), "{case} {path:?} {policy}");
+                    let of_linear = scratch(&linear, m, policy);
+                    assert_eq!(of_linear, said(gated.problem(m)), "{case} {path:?} {policy}");
+                }
+            }
+        }
+    }
+}
