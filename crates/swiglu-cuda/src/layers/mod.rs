@@ -12,6 +12,7 @@ mod quantized;
 mod run;
 mod training;
 mod training_host;
+mod weight_gradient;
 mod weights;
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};
