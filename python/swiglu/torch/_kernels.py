@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.nn import functional as F
 
 from .. import _native
@@ -126,8 +127,14 @@ def _direct(out: Optional[Tensor], shape: Sequence[int], like: Tensor, *others: 
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
+def written(out: Tensor) -> Tensor:
+    """A tensor that a kernel has written where PyTorch does not see it: what a gradient needs of it is refused from now on."""
+    increment_version(out)
+    return out
+
+
 def _brought(direct: Tensor, out: Tensor) -> Tensor:
-    return out if direct is out else out.copy_(direct)
+    return written(out) if direct is out else out.copy_(direct)
 
 
 def _no_kernels(t: Tensor) -> Optional[str]:
@@ -167,7 +174,7 @@ def activation_at_once(
     if not _native.cuda_activation_at_once(act, numerics, layout, gate, up, h):
         return None
     _last.taken = op, "native cuda", _ONE_PASS
-    return h
+    return h if out is None else written(h)
 
 
 def activation_into(
@@ -203,7 +210,7 @@ def activation_into(
             h = torch.empty(shape, dtype=gate.dtype)
         _native.activation(act, numerics, layout, _described(gate), _described_if(up), _described(h))
         note(op, "native cpu", "one pass over gate and up")
-        return h
+        return h if out is None else written(h)
     with _current(gate):
         direct = _direct(out, shape, gate, up)
         first, second = _rows_adjacent(gate), None if up is None else _rows_adjacent(up)
@@ -333,7 +340,7 @@ def layer_at_once(
     if not _native.cuda_layer_at_once(activation_named(activation), numerics, x, parts, y):
         return None
     _last.taken = op, "native cuda", _WHERE_THEY_LIE
-    return y
+    return y if out is None else written(y)
 
 
 def layer_into(
@@ -444,7 +451,7 @@ def _of_packed(what: str, t: Tensor, layer: _native.Layer, device: str) -> Tenso
 def packed_forward(layer: _native.Layer, x: Tensor, out: Optional[Tensor] = None) -> Tensor:
     """The result of a packed layer, in ``out`` or in a new tensor: on its device, or for a tensor of the host."""
     _check.expect_tensors(("x", "out"), (x, out), 1)
-    there = layer.device.partition(" ")[0]
+    there = layer.place
     device = there if x.is_cuda and there.startswith("cuda") else "cpu"
     values = _of_packed("x", x, layer, device)
     if x.dim() == 0 or x.shape[-1] != layer.hidden:
@@ -457,8 +464,9 @@ def packed_forward(layer: _native.Layer, x: Tensor, out: Optional[Tensor] = None
         if out.is_neg():
             raise wrong("out", "memory that can be written", "a view that negates it", "out.resolve_neg() copies", "layout")
     if device == "cpu":
-        y = torch.empty(shape, dtype=x.dtype) if y is None else y
-        layer.forward(_described(values), _described(y))
+        result = torch.empty(shape, dtype=x.dtype) if y is None else y
+        layer.forward(_described(values), _described(result))
+        y = result if y is None else written(y)
     else:
         if not _cuda_known:
             # Who made the layer has opened the device.
