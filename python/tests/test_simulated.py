@@ -18,7 +18,7 @@ SIMULATOR = os.environ.get("SWIGLU_SIMULATOR")
 PROGRAM = """
 import ctypes, os
 import numpy as np
-from swiglu import Activation, SwigluError, _native
+from swiglu import Activation, ShapeError, SwigluError, _native
 from swiglu._arrays import described
 
 driver = ctypes.CDLL(os.path.join(os.environ["SWIGLU_CUDA_LIBRARY_PATH"], "libcuda.so.1"))
@@ -96,6 +96,26 @@ try:
     raise AssertionError("columns that are apart were taken")
 except SwigluError as error:
     assert error.kind == "unsupported", error
+
+# A product over tokens, written or added: of small whole numbers, whose sums are exact.
+whole = lambda *shape: there(rng.integers(-2, 3, shape).astype("float32"))
+grads, inputs, held = whole(7, 24), whole(7, 16), whole(24, 16)
+size = _native.cuda_weight_gradient_bytes(0)
+space = empty((size + 256,), "uint8")
+scratch = (space.ctypes.data + -space.ctypes.data % 256, size)
+for tokens in (7, 1, 0):
+    for overwrite in (True, False):
+        into = there(np.full_like(held, np.nan) if overwrite else held)
+        summed = grads[:tokens].T @ inputs[:tokens] + (0 if overwrite else held)
+        _native.cuda_weight_gradient(place, where(grads[:tokens]), where(inputs[:tokens]), where(into), overwrite, scratch)
+        wait()
+        assert np.array_equal(into, summed), (tokens, overwrite)
+for wrong, kind in [(whole(16, 24), "shape"), (grads[:, :16], "unsupported")]:
+    try:
+        _native.cuda_weight_gradient(place, where(grads), where(inputs), where(wrong), False, scratch)
+        raise AssertionError("a wrong place was taken")
+    except (SwigluError, ShapeError) as error:
+        assert error.kind == kind, error
 
 # In a capture of other code nothing is loaded, and the capture goes on.
 stream, graph, run = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()

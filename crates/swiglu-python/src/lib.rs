@@ -8,6 +8,7 @@ mod array;
 mod device;
 mod dlpack;
 mod error;
+mod gradient;
 mod layer;
 mod tensor;
 
@@ -58,6 +59,8 @@ mod _native {
     use crate::dlpack::describe_by_table;
     #[pymodule_export]
     use crate::error::{ShapeError, SwigluError};
+    #[pymodule_export]
+    use crate::gradient::{cuda_weight_gradient, cuda_weight_gradient_bytes, weight_gradient};
     #[pymodule_export]
     use crate::info;
     #[pymodule_export]
