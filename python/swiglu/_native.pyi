@@ -141,7 +141,7 @@ def cuda_activation_backward(
     grad_gate: _Tensor,
     grad_up: Optional[_Tensor],
 ) -> None: ...
-def cuda_activation_at_once(
+def activation_at_once(
     act: Activation, numerics: Optional[str], arrangement: Optional[str], gate: Any, up: Optional[Any], out: Any
 ) -> bool: ...
 def cuda_layer_at_once(

@@ -178,7 +178,7 @@ def fake(array, kind=2, of=Fake):
     made = of(array, kind)
     alive[id(made)] = made
     return made
-at_once = lambda *a: _native.cuda_activation_at_once(act, None, *a)
+at_once = lambda *a: _native.activation_at_once(act, None, *a)
 h[...] = 0
 f_gate, f_up, f_h = fake(gate), fake(up), fake(h)
 assert not at_once(None, f_gate, f_up, f_h), "the stream was not kept"
@@ -189,7 +189,7 @@ h[...] = 0
 assert at_once("up-first", fake(both, of=Parameter), None, f_h)
 near(h, exact, 1e-6)
 for wrong in [
-    (None, f_gate, f_up, f_gate), (None, f_gate, f_up, fake(h, 1)), (None, f_gate, f_up, fake(both)), ("up-first", f_h, None, f_gate),
+    (None, f_gate, f_up, f_gate), (None, f_gate, f_up, fake(h, 1)), (None, f_gate, f_up, fake(h, 7)), (None, f_gate, f_up, fake(both)), ("up-first", f_h, None, f_gate),
     (None, fake(gate[:, ::2]), fake(up[:, ::2]), fake(h[:, :20])), (None, f_gate, gate, f_h), (None, gate, f_up, f_h),
 ]:
     assert not at_once(*wrong), wrong

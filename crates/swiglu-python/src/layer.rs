@@ -16,7 +16,7 @@ use swiglu::{
 };
 
 use crate::activation::{
-    Activation, Place, Ready, arrangement, done, matrix, matrix_mut, numerics,
+    Activation, Alike, Place, arrangement, done, matrix, matrix_mut, numerics,
 };
 use crate::array::Array;
 use crate::device;
@@ -542,10 +542,9 @@ pub(crate) fn cuda_layer_at_once(
     weights: [Option<Bound<'_, PyAny>>; 6],
     out: &Bound<'_, PyAny>,
 ) -> Result<bool, Failure> {
-    let Some(Ready { stream, mut inputs, out }) = Ready::of(x, weights.iter().flatten(), out)
-    else {
-        return Ok(false);
-    };
+    let Some(tensors) = Alike::of(x, weights.iter().flatten(), out) else { return Ok(false) };
+    let Some(stream) = tensors.current_stream() else { return Ok(false) };
+    let Alike { mut inputs, out, .. } = tensors;
     let x = inputs.remove(0);
     let mut tensors = inputs.into_iter();
     let mut there = weights.iter().map(|given| given.as_ref().and_then(|_| tensors.next()));

@@ -48,7 +48,7 @@ mod _native {
 
     #[pymodule_export]
     use crate::activation::{
-        Activation, activation, cuda_activation, cuda_activation_at_once, cuda_activation_backward,
+        Activation, activation, activation_at_once, cuda_activation, cuda_activation_backward,
         expect_numerics,
     };
     #[pymodule_export]

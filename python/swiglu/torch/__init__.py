@@ -52,10 +52,12 @@ def silu_mul(
     """``act(gate) * up``, element by element, for two ``[..., H]`` tensors of any strides."""
     if not (isinstance(gate, Tensor) and isinstance(up, Tensor) and (out is None or isinstance(out, Tensor))):
         _check.expect_tensors(("gate", "up", "out"), (gate, up, out), 2)
-    name = _name(activation, numerics)
+    name = activation if numerics is None and isinstance(activation, str) else _name(activation, numerics)
     if _door.nothing_in_force():
-        wanted = _door.wants_gradient(gate, up, out)
-        if not wanted and _kernels.BY_TABLE and gate.is_cuda:
+        wanted = _door.grad_enabled() and (
+            gate.requires_grad or up.requires_grad or out is not None and out.requires_grad
+        )
+        if not wanted and _kernels.BY_TABLE:
             made = _kernels.activation_at_once("silu_mul", gate, up, None, activation_named(name), numerics, out)
             if made is not None:
                 return made
@@ -88,10 +90,10 @@ def glu(
     """``act(gate) * up`` for both in one ``[..., 2H]`` tensor: ``gate-first``, ``up-first`` or ``interleaved-G``."""
     if not (isinstance(x, Tensor) and (out is None or isinstance(out, Tensor))):
         _check.expect_tensors(("x", "out"), (x, out), 1)
-    name = _name(activation, numerics)
+    name = activation if numerics is None and isinstance(activation, str) else _name(activation, numerics)
     if _door.nothing_in_force():
-        wanted = _door.wants_gradient(x, out)
-        if not wanted and _kernels.BY_TABLE and x.is_cuda:
+        wanted = _door.grad_enabled() and (x.requires_grad or out is not None and out.requires_grad)
+        if not wanted and _kernels.BY_TABLE and isinstance(layout, str):
             made = _kernels.activation_at_once("glu", x, None, layout, activation_named(name), numerics, out)
             if made is not None:
                 return made

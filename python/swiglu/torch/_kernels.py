@@ -36,7 +36,8 @@ class Taken:
         return f"{self.op}: {self.way} ({self.reason})"
 
 
-_ONE_PASS = "one pass over gate and up, on the current stream"
+_ONE_PASS_HERE = "one pass over gate and up"
+_ONE_PASS = f"{_ONE_PASS_HERE}, on the current stream"
 _WHERE_THEY_LIE = "fused kernels over the weights where they lie, on the current stream"
 
 
@@ -66,7 +67,7 @@ def _described_if(t: Optional[Tensor]) -> Optional[Tuple[int, Tuple[int, ...], T
     return None if t is None else _described(t)
 
 
-#: Whether tensors of a CUDA device can be given to the native module as they are: it then finds out by PyTorch's table of
+#: Whether tensors can be given to the native module as they are: it then finds out by PyTorch's table of
 #: functions for DLPack what is slow to ask for here, and the current stream.
 BY_TABLE = _native.describe_by_table(Tensor, torch.nn.Parameter)
 _kept: "set[Tuple[int, int]]" = set()
@@ -159,21 +160,23 @@ def activation_at_once(
     numerics: Optional[str],
     out: Optional[Tensor],
 ) -> Optional[Tensor]:
-    """h of tensors that are as CUDA kernels take them: whether they are, the native module finds out. None where not."""
+    """h of tensors that are as kernels take them: whether they are, the native module finds out. None where not."""
     h = out
     if h is None:
         # What a sub-class makes of its own kind is nobody's result, and it sees that it was made.
-        if type(gate) is not Tensor:
+        if type(gate) is not Tensor or gate.layout is not torch.strided or gate.is_nested:
             return None
-        if up is not None:
+        if up is not None and gate.is_contiguous():
             h = torch.empty_like(gate)
+        elif up is not None:
+            h = gate.new_empty(gate.shape)
         elif gate.dim() > 0:
             h = gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2))
         else:
             return None
-    if not _native.cuda_activation_at_once(act, numerics, layout, gate, up, h):
+    if not _native.activation_at_once(act, numerics, layout, gate, up, h):
         return None
-    _last.taken = op, "native cuda", _ONE_PASS
+    _last.taken = (op, "native cuda", _ONE_PASS) if gate.is_cuda else (op, "native cpu", _ONE_PASS_HERE)
     return h if out is None else written(h)
 
 
@@ -188,7 +191,7 @@ def activation_into(
 ) -> Tensor:
     """h in ``out``, or in a new tensor."""
     act = activation_named(activation)
-    if BY_TABLE and gate.is_cuda:
+    if BY_TABLE:
         made = activation_at_once(op, gate, up, layout, act, numerics, out)
         if made is not None:
             return made
@@ -209,7 +212,7 @@ def activation_into(
         else:
             h = torch.empty(shape, dtype=gate.dtype)
         _native.activation(act, numerics, layout, _described(gate), _described_if(up), _described(h))
-        note(op, "native cpu", "one pass over gate and up")
+        note(op, "native cpu", _ONE_PASS_HERE)
         return h if out is None else written(h)
     with _current(gate):
         direct = _direct(out, shape, gate, up)
