@@ -88,4 +88,8 @@ def _compute(
         out = numpy.empty(shape, gate.dtype)
     result = None if out is None else described("out", out)
     made = _native.activation(act, expect_numerics(numerics), layout, first, second, result)
+    if is_torch(out):
+        from .torch._kernels import written
+
+        return written(out)
     return made if out is None else out

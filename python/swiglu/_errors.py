@@ -59,6 +59,12 @@ def expect_count(what: str, given: Any, least: int = 0) -> int:
     return count
 
 
+def expect_flag(what: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise wrong(what, "True or False", said(given))
+    return given
+
+
 def expect_choice(what: str, given: Any, choices: Sequence[str]) -> str:
     if not isinstance(given, str) or given not in choices:
         raise unknown(what, given, choices)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from . import torch as ops
 from ._activation import as_activation, expect_numerics
-from ._errors import error, expect_count, expect_layout, said, wrong
+from ._errors import error, expect_count, expect_flag, expect_layout, said, wrong
 from ._native import Activation
 from .torch import _check, _kernels
 
@@ -48,12 +48,19 @@ class _Gated(nn.Module):
     gate_up_proj: nn.Linear
 
     def __init__(
-        self, activation: Union[str, Activation], packed: bool, save: str, numerics: Optional[str]
+        self,
+        activation: Union[str, Activation],
+        packed: bool,
+        save: str,
+        numerics: Optional[str],
+        gradient_accumulation_fusion: bool,
     ) -> None:
         super().__init__()
         self.activation = str(as_activation(activation))
         ops._saves(save)
         self.packed, self.save, self.numerics = packed, save, expect_numerics(numerics)
+        #: Whether gradients of weights are added to their ``main_grad``.
+        self.gradient_accumulation_fusion = expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion)
 
     def _make(self, hidden: int, intermediate: int, bias: bool, device: Any, dtype: Any) -> None:
         hidden, intermediate = expect_count("hidden", hidden, 1), expect_count("intermediate", intermediate, 1)
@@ -110,17 +117,19 @@ class GatedLinear(_Gated):
         packed: bool = False,
         save: str = "preact",
         numerics: Optional[str] = None,
+        gradient_accumulation_fusion: bool = False,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(activation, packed, save, numerics)
+        super().__init__(activation, packed, save, numerics, gradient_accumulation_fusion)
         self._make(hidden, intermediate, bias, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         w_gate, w_up, b_gate, b_up = self._weights()
         return ops.gated_linear(
-            x, w_gate, w_up, b_gate, b_up, activation=self.activation, save=self.save, numerics=self.numerics
-        )
+            x, w_gate, w_up, b_gate, b_up, activation=self.activation, save=self.save, numerics=self.numerics,
+            gradient_accumulation_fusion=self.gradient_accumulation_fusion,
+        )  # fmt: skip
 
 
 class MLP(_Gated):
@@ -138,15 +147,23 @@ class MLP(_Gated):
         packed: bool = False,
         save: str = "preact",
         numerics: Optional[str] = None,
+        gradient_accumulation_fusion: bool = False,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(activation, packed, save, numerics)
+        super().__init__(activation, packed, save, numerics, gradient_accumulation_fusion)
         self._make(hidden, intermediate, bias, device, dtype)
         self.down_proj = nn.Linear(intermediate, hidden, bias=bias, device=device, dtype=dtype)
 
     @classmethod
-    def from_module(cls, module: nn.Module, *, save: str = "preact", numerics: Optional[str] = None) -> "MLP":
+    def from_module(
+        cls,
+        module: nn.Module,
+        *,
+        save: str = "preact",
+        numerics: Optional[str] = None,
+        gradient_accumulation_fusion: bool = False,
+    ) -> "MLP":
         """A block over the parameters of a Llama-like one, which both then have: nothing is copied.
 
         Raises ``SwigluError`` with the reason where :func:`swiglu.patch` would leave the module alone.
@@ -155,7 +172,7 @@ class MLP(_Gated):
 
         found = recognise(module)
         made = cls.__new__(cls)
-        _Gated.__init__(made, found.activation, found.packed, save, numerics)
+        _Gated.__init__(made, found.activation, found.packed, save, numerics, gradient_accumulation_fusion)
         for name in found.linears:
             setattr(made, name, getattr(module, name))
         made.train(module.training)
@@ -167,6 +184,7 @@ class MLP(_Gated):
         return ops.mlp(
             x, w_gate, w_up, self.down_proj.weight,
             biases=biases, activation=self.activation, save=self.save, numerics=self.numerics,
+            gradient_accumulation_fusion=self.gradient_accumulation_fusion,
         )  # fmt: skip
 
     def freeze(self) -> "Frozen":

@@ -206,6 +206,81 @@ def test_weights_of_modules_that_are_not_finite_pass_into_results(value):
             assert not y[:, 1].isfinite().any() and y[:, 0].isfinite().all()
 
 
+WRITES = {
+    "silu_mul": lambda out: ops.silu_mul(x(), x(), out=out),
+    "glu": lambda out: ops.glu(x(16), out=out),
+    "gated_linear": lambda out: ops.gated_linear(x(), weights(8, 8), weights(8, 8), out=out),
+    "mlp": lambda out: ops.mlp(x(), *block(), out=out),
+    "an operator": lambda out: torch.ops.swiglu.silu_mul.out(x(), x(), "swiglu", None, out=out),
+    "an operator of layers": lambda out: torch.ops.swiglu.mlp.out(
+        x(), *block(), None, None, None, "swiglu", "gate-first", None, out=out
+    ),
+    "compiled": lambda out: torch.compile(lambda o: ops.silu_mul(x(), x(), out=o), backend="aot_eager")(out),
+    "arrays": lambda out: swiglu.silu_mul(x().numpy(), x().numpy(), out=out),
+    "where another input lies": lambda out: ops.silu_mul(out, out, out=out),
+    "apart": lambda out: ops.silu_mul(x()[:, ::2], x()[:, ::2], out=out[:, ::2]),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_what_out_wrote_is_not_what_a_gradient_saved(write):
+    factor, out = torch.ones((), requires_grad=True), torch.zeros(3, 8)
+    result = out * factor
+    with torch.no_grad():
+        write(out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_what_a_layer_of_a_file_wrote_is_not_what_a_gradient_saved(layer_file):
+    layer = swiglu.load(layer_file, device="cpu")
+    for out in (torch.zeros(3, 288), torch.zeros(288, 3).t()):
+        result = out * torch.ones((), requires_grad=True)
+        assert layer.forward_into(weights(3, 288), out) is out
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+    with torch.inference_mode():
+        layer.forward_into(weights(3, 288), torch.zeros(3, 288))
+        ops.silu_mul(x(), x(), out=torch.zeros(3, 8))
+
+
+def _twice(call):
+    leaf = x().requires_grad_()
+    (grad,) = torch.autograd.grad(call(leaf).square().sum(), leaf, create_graph=True)
+    grad.sum().backward()
+
+
+TWICE = {
+    "silu_mul": lambda: _twice(lambda t: ops.silu_mul(t, t)),
+    "float64": lambda: _twice(lambda t: ops.silu_mul(t.double(), t.double())),
+    "glu": lambda: _twice(lambda t: ops.glu(torch.cat([t, t], -1))),
+    "an operator": lambda: _twice(lambda t: torch.ops.swiglu.glu(t, "reglu", "gate-first", None)),
+    "gated_linear": lambda: _twice(lambda t: ops.gated_linear(t, *block()[:2])),
+    "mlp": lambda: _twice(lambda t: ops.mlp(t, *block())),
+    "computed again": lambda: _twice(lambda t: ops.mlp(t, *block(), save="input")),
+    "numerics": lambda: _twice(lambda t: ops.mlp(t, *block(), numerics="fused")),
+    "a module": lambda: _twice(swiglu.nn.MLP(8, 12)),
+    "an activation": lambda: _twice(swiglu.nn.GLU()),
+    "compiled by Dynamo alone": lambda: _twice(torch.compile(swiglu.nn.MLP(8, 12), backend="eager")),
+    "hessian": lambda: torch.func.hessian(lambda t, *parts: ops.mlp(t, *parts).sum())(x(), *block()),
+    "jacrev twice": lambda: torch.func.jacrev(torch.func.jacrev(lambda t: ops.silu_mul(t, t)))(x()),
+    "grad of grad": lambda: torch.func.grad(lambda t: torch.func.grad(lambda t: ops.glu(t).sum())(t).sum())(x()),
+}
+
+
+@pytest.mark.parametrize("way", TWICE)
+def test_second_derivatives_are_refused_by_name(way):
+    # Forward over reverse is refused as what it is.
+    what = "forward-mode derivative (jvp)" if way == "hessian" else "second derivative"
+    error = refused(TWICE[way], "unsupported", what, "PyTorch's operations")
+    assert error.what == what
+
+
+def test_a_second_derivative_of_compiled_code_is_refused_by_pytorch():
+    with pytest.raises(RuntimeError, match="double backward"):
+        _twice(torch.compile(swiglu.nn.MLP(8, 12), backend="aot_eager"))
+
+
 @pytest.fixture
 def ends(monkeypatch, capsys):
     """What a command says as it refuses its arguments."""

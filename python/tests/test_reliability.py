@@ -65,7 +65,7 @@ def test_what_is_copied_for_a_call_lives_until_it_is_made(monkeypatch, device):
     a, b = tensor(6, 7, seed=1).t(), torch._neg_view(tensor(7, 6, seed=2))
     if device == "cpu":
         # What has a negative bit is copied for the packed weights.
-        frozen = type("Frozen", (), {"kind": "mlp", "dtype": "f32", "device": "cpu", "hidden": 6, "out_features": 6, "forward": staticmethod(alive)})
+        frozen = type("Frozen", (), {"kind": "mlp", "dtype": "f32", "place": "cpu", "hidden": 6, "out_features": 6, "forward": staticmethod(alive)})
         ops._kernels.packed_forward(frozen, b)
     else:
         monkeypatch.setattr(ops._kernels._native, "cuda_activation", alive)

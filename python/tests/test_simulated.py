@@ -18,7 +18,7 @@ SIMULATOR = os.environ.get("SWIGLU_SIMULATOR")
 PROGRAM = """
 import ctypes, os
 import numpy as np
-from swiglu import Activation, SwigluError, _native
+from swiglu import Activation, ShapeError, SwigluError, _native
 from swiglu._arrays import described
 
 driver = ctypes.CDLL(os.path.join(os.environ["SWIGLU_CUDA_LIBRARY_PATH"], "libcuda.so.1"))
@@ -97,6 +97,26 @@ try:
 except SwigluError as error:
     assert error.kind == "unsupported", error
 
+# A product over tokens, written or added: of small whole numbers, whose sums are exact.
+whole = lambda *shape: there(rng.integers(-2, 3, shape).astype("float32"))
+grads, inputs, held = whole(7, 24), whole(7, 16), whole(24, 16)
+size = _native.cuda_weight_gradient_bytes(0)
+space = empty((size + 256,), "uint8")
+scratch = (space.ctypes.data + -space.ctypes.data % 256, size)
+for tokens in (7, 1, 0):
+    for overwrite in (True, False):
+        into = there(np.full_like(held, np.nan) if overwrite else held)
+        summed = grads[:tokens].T @ inputs[:tokens] + (0 if overwrite else held)
+        _native.cuda_weight_gradient(place, where(grads[:tokens]), where(inputs[:tokens]), where(into), overwrite, scratch)
+        wait()
+        assert np.array_equal(into, summed), (tokens, overwrite)
+for wrong, kind in [(whole(16, 24), "shape"), (grads[:, :16], "unsupported")]:
+    try:
+        _native.cuda_weight_gradient(place, where(grads), where(inputs), where(wrong), False, scratch)
+        raise AssertionError("a wrong place was taken")
+    except (SwigluError, ShapeError) as error:
+        assert error.kind == kind, error
+
 # In a capture of other code nothing is loaded, and the capture goes on.
 stream, graph, run = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
 assert driver.cuCtxSetCurrent(context) == 0 and driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
@@ -158,7 +178,7 @@ def fake(array, kind=2, of=Fake):
     made = of(array, kind)
     alive[id(made)] = made
     return made
-at_once = lambda *a: _native.cuda_activation_at_once(act, None, *a)
+at_once = lambda *a: _native.activation_at_once(act, None, *a)
 h[...] = 0
 f_gate, f_up, f_h = fake(gate), fake(up), fake(h)
 assert not at_once(None, f_gate, f_up, f_h), "the stream was not kept"
@@ -169,7 +189,7 @@ h[...] = 0
 assert at_once("up-first", fake(both, of=Parameter), None, f_h)
 near(h, exact, 1e-6)
 for wrong in [
-    (None, f_gate, f_up, f_gate), (None, f_gate, f_up, fake(h, 1)), (None, f_gate, f_up, fake(both)), ("up-first", f_h, None, f_gate),
+    (None, f_gate, f_up, f_gate), (None, f_gate, f_up, fake(h, 1)), (None, f_gate, f_up, fake(h, 7)), (None, f_gate, f_up, fake(both)), ("up-first", f_h, None, f_gate),
     (None, fake(gate[:, ::2]), fake(up[:, ::2]), fake(h[:, :20])), (None, f_gate, gate, f_h), (None, gate, f_up, f_h),
 ]:
     assert not at_once(*wrong), wrong

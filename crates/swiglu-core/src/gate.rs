@@ -273,14 +273,14 @@ impl<E: Exp> Gate for GeluErf<E> {
         let [a, erfc, _] = Self::tail(x);
         a.mul(V::splat(0.5)).neg_mul_add(erfc, V::splat(0.0).max(x))
     }
-    /// Φ + xφ.
+    /// Φ + xφ, which is PyTorch's NaN at ±∞: ∞ · 0.
     #[inline(always)]
     fn derivative<V: F32Lanes>(self, x: V) -> V {
-        let [a, erfc, e] = Self::tail(x);
+        let [_, erfc, e] = Self::tail(x);
         let below = erfc.mul(V::splat(0.5));
-        // aφ, φ = exp(−x²/2)/√(2π)
-        let a_phi = a.mul(V::splat(0.398_942_3)).mul(e);
-        x.select_positive(V::splat(1.0).sub(below).add(a_phi), below.sub(a_phi))
+        // φ = exp(−x²/2)/√(2π)
+        let x_phi = x.mul(V::splat(0.398_942_3)).mul(e);
+        x.select_positive(V::splat(1.0).sub(below), below).add(x_phi)
     }
 }
 
@@ -294,10 +294,12 @@ impl<E: Exp> Gate for GeluTanh<E> {
         let inner = x.mul(x).mul_add(V::splat(0.071_354_814), V::splat(1.595_769));
         E::times_logistic(x, x.mul(inner))
     }
-    /// σ + x·z′·σ(1 − σ), z′ = 2√(2/π)(1 + 3·0.044715x²). Past ±20 it is 0 or 1.
+    /// σ + x·z′·σ(1 − σ), z′ = 2√(2/π)(1 + 3·0.044715x²). Past ±20 it is 0 or 1, at ±∞ PyTorch's NaN; that PyTorch has NaN
+    /// from where x³ overflows on is no property of the function.
     #[inline(always)]
     fn derivative<V: F32Lanes>(self, x: V) -> V {
-        let x = V::splat(20.0).min(V::splat(-20.0).max(x));
+        let bounded = V::splat(20.0).min(V::splat(-20.0).max(x));
+        let x = x.mul_add(V::splat(0.0), bounded);
         let square = x.mul(x);
         let inner = square.mul_add(V::splat(0.071_354_814), V::splat(1.595_769));
         let dz = square.mul_add(V::splat(0.214_064_44), V::splat(1.595_769));

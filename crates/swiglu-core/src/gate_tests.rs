@@ -182,7 +182,23 @@ fn derivatives_at_clamps_and_of_no_number() {
             assert!(of([f32::NAN, 1.0, 1.0])[1].is_nan(), "{act} {numerics}");
             assert!(of([1.0, f32::NAN, 1.0])[0].is_nan(), "{act} {numerics}");
             assert!(of([1.0, 1.0, f32::NAN])[1].is_nan(), "{act} {numerics}");
+            // PyTorch's values there, and those of the definition in float64.
+            for g in [f32::INFINITY, f32::NEG_INFINITY] {
+                let [got, got_16] = [
+                    act.apply_backward::<f32>(numerics, [g, 1.0, 1.0])[0],
+                    of([g, 1.0, 1.0])[0].to_f32(),
+                ];
+                let want = act.derivative(g.into(), 1.0).0 as f32;
+                let same = |got: f32| got == want || got.is_nan() && want.is_nan();
+                assert!(same(got) && same(got_16), "{act} {numerics} {g}: {got} {got_16} {want}");
+            }
         }
+    }
+    // Far out, where an intermediate value of PyTorch's overflows, it is the function's.
+    for act in [Activation::GEGLU, Activation::GEGLU_TANH] {
+        let slope = |g: f32| act.apply_backward::<f32>(n, [g, 1.0, 1.0])[0];
+        assert_eq!([20.0, 1e20, f32::MAX].map(slope), [1.0; 3], "{act}");
+        assert_eq!([-20.0, -1e20, f32::MIN].map(slope), [0.0; 3], "{act}");
     }
 }
 

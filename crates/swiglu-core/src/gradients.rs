@@ -266,7 +266,11 @@ impl<T: Element> GradientMut<'_, T> {
         }
     }
 
-    fn expect_shape(&self, what: &str, expected: [usize; 2]) -> Result<()> {
+    /// Refuses another shape.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], which names `what`.
+    pub fn expect_shape(&self, what: &str, expected: [usize; 2]) -> Result<()> {
         match self {
             GradientMut::Element(m) => m.expect_shape(what, expected),
             GradientMut::F32(m) => m.expect_shape(what, expected),

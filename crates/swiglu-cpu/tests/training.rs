@@ -6,8 +6,9 @@
 use swiglu_core::conformance::{Case, Parameters};
 use swiglu_core::random::normal_matrix;
 use swiglu_core::{
-    Accumulate, Activation, DType, Element, Error, Gradients, GradientsMut, Matrix, MatrixRef,
-    MlpParams, Numerics, Op, Orientation, Rounding, SavePolicy, StridedRef, Wanted, bf16, f16,
+    Accumulate, Activation, DType, Element, Error, GradientMut, Gradients, GradientsMut, Matrix,
+    MatrixRef, MlpParams, Numerics, Op, Orientation, Rounding, SavePolicy, StridedRef, Wanted,
+    bf16, f16,
 };
 use swiglu_cpu::{CallOptions, Cpu, CpuOptions, GatedLinear, Mlp};
 
@@ -340,6 +341,52 @@ fn no_tokens_write_zeros_or_leave_sums_alone() {
         assert_eq!(down.as_slice(), vec![bf16::from_f32(left); 31 * 33]);
         assert_eq!(bias, vec![left; 33]);
     }
+}
+
+/// Small whole numbers, whose products and sums are exact in every type.
+fn whole<T: Element>(seed: u64, rows: usize, cols: usize) -> Matrix<T> {
+    let value = |i| T::from_f32((swiglu_core::random::bits(seed, i) % 5) as f32 - 2.0);
+    Matrix::from_values((0..(rows * cols) as u64).map(value), rows, cols).unwrap()
+}
+
+/// A product over tokens outside of a layer: written where nothing is read before, or added.
+#[test]
+fn a_weight_gradient_is_the_sum_over_tokens() {
+    fn of<T: Element>(cpu: &Cpu) {
+        for [m, n, k] in [[0, 3, 5], [1, 33, 31], [37, 172, 20], [5, 0, 4], [5, 4, 0]] {
+            let (grads, inputs) = (whole::<T>(1, m, n), whole::<T>(2, m, k));
+            for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
+                let add = accumulate == Accumulate::Add;
+                let held: Matrix<T> = whole(3, n, k);
+                let before = |r: usize, c: usize| if add { held.row(r)[c].to_f32() } else { 0.0 };
+                let poisoned = |v: &T| if add { v.to_f32() } else { f32::NAN };
+                let start = || held.as_slice().iter().map(poisoned);
+                let mut narrow = Matrix::from_values(start().map(T::from_f32), n, k).unwrap();
+                let mut wide = Matrix::from_values(start(), n, k).unwrap();
+                let places =
+                    [GradientMut::Element(narrow.view_mut()), GradientMut::F32(wide.view_mut())];
+                for place in places {
+                    cpu.weight_gradient(grads.view(), inputs.view(), place, accumulate).unwrap();
+                }
+                for (r, c) in (0..n).flat_map(|r| (0..k).map(move |c| (r, c))) {
+                    let products =
+                        (0..m).map(|t| grads.row(t)[r].to_f32() * inputs.row(t)[c].to_f32());
+                    let exact = products.sum::<f32>() + before(r, c);
+                    let found = (narrow.row(r)[c].to_f32(), wide.row(r)[c]);
+                    assert_eq!(found, (exact, exact), "{m}x{n}x{k} {accumulate:?} {r} {c}");
+                }
+            }
+        }
+    }
+    let cpu = cpu(2);
+    of::<f32>(&cpu);
+    of::<bf16>(&cpu);
+    of::<f16>(&cpu);
+    let (grads, inputs) = (whole::<f32>(1, 4, 3), whole::<f32>(2, 4, 5));
+    let mut wrong = whole::<f32>(3, 5, 3);
+    let place = GradientMut::F32(wrong.view_mut());
+    let refused = cpu.weight_gradient(grads.view(), inputs.view(), place, Accumulate::Add);
+    assert!(matches!(refused, Err(Error::Shape { .. })), "{refused:?}");
 }
 
 /// 256 + 1 is 256 in bfloat16: sums over many calls are those of `f32`.

@@ -13,7 +13,7 @@ use swiglu::{
 
 use crate::array::Array;
 use crate::device;
-use crate::dlpack;
+use crate::dlpack::{self, Memory};
 use crate::error::Failure;
 use crate::tensor::Tensor;
 
@@ -158,10 +158,7 @@ pub(crate) fn activation(
     let how = self::arrangement(arrangement)?;
     expect_arranged(how, up.is_some())?;
     let shape = result_shape(&gate, up.as_ref(), how)?;
-    let mut act = GatedActivation::new(&device::named("cpu")?, act.0);
-    if let Some(numerics) = self::numerics(numerics)? {
-        act = act.with_numerics(numerics);
-    }
+    let act = on_host(act, numerics)?;
     let (made, out) = match out {
         Some(out) => (None, out),
         None => {
@@ -218,10 +215,11 @@ pub(crate) fn cuda_activation(
     with_dtype!(gate.dtype, T => enqueue::<T>(place, act, numerics, arrangement, &gate, up.as_ref(), &out))
 }
 
-/// [`cuda_activation`] for tensors that are as kernels take them, on the stream that is current: dense in the end, of one
-/// type and device, and nowhere the same memory. `False` where anything speaks against it, and nothing was done.
+/// h in `out` for tensors that are as kernels take them: of one type and memory, and on a CUDA device, where it is enqueued on
+/// the current stream, dense in the end and nowhere the same memory. `False` where anything speaks against it, and nothing
+/// was done.
 #[pyfunction]
-pub(crate) fn cuda_activation_at_once(
+pub(crate) fn activation_at_once(
     act: &Bound<'_, Activation>,
     numerics: Option<&str>,
     arrangement: Option<&str>,
@@ -229,17 +227,50 @@ pub(crate) fn cuda_activation_at_once(
     up: Option<&Bound<'_, PyAny>>,
     out: &Bound<'_, PyAny>,
 ) -> Result<bool, Failure> {
-    let Some(Ready { stream, inputs, out }) = Ready::of(gate, up, out) else { return Ok(false) };
-    let [gate, up] = [inputs.first(), inputs.get(1)];
-    let Some(gate) = gate else { return Ok(false) };
-    let how = self::arrangement(arrangement)?;
+    let Some(tensors) = Alike::of(gate, up, out) else { return Ok(false) };
+    let Ok(how) = self::arrangement(arrangement) else { return Ok(false) };
+    let act_of = *act.get();
+    let Alike { inputs, out, memory } = &tensors;
+    let (gate, up) = (&inputs[0], inputs.get(1));
     if !result_shape(gate, up, how).is_ok_and(|shape| shape == out.shape) {
         return Ok(false);
     }
-    let act = *act.get();
-    done(
-        with_dtype!(gate.dtype, T => enqueue_on::<T>(&stream, act, numerics, arrangement, gate, up, &out)),
-    )
+    done(match memory {
+        Memory::Host => at_once_on_host(act.py(), act_of, numerics, how, (gate, up), out),
+        Memory::Cuda(_) => {
+            let Some(stream) = tensors.current_stream() else { return Ok(false) };
+            with_dtype!(gate.dtype, T => enqueue_on::<T>(&stream, act_of, numerics, arrangement, gate, up, out))
+        }
+    })
+}
+
+/// Elements of a result that are computed sooner than the interpreter is left and taken again.
+const AT_ONCE: usize = 1 << 12;
+
+fn at_once_on_host(
+    py: Python<'_>,
+    act: Activation,
+    numerics: Option<&str>,
+    how: Arrangement,
+    (gate, up): Pair<'_>,
+    out: &Tensor,
+) -> Result<(), Failure> {
+    expect_arranged(how, up.is_some())?;
+    let act = on_host(act, numerics)?;
+    let compute = || with_dtype!(gate.dtype, T => compute::<T>(&act, how, gate, up, out));
+    match out.shape.iter().product::<usize>() <= AT_ONCE {
+        true => compute(),
+        false => py.detach(compute),
+    }?;
+    Ok(())
+}
+
+fn on_host(act: Activation, numerics: Option<&str>) -> Result<GatedActivation, Failure> {
+    let act = GatedActivation::new(&device::named("cpu")?, act.0);
+    Ok(match self::numerics(numerics)? {
+        Some(numerics) => act.with_numerics(numerics),
+        None => act,
+    })
 }
 
 /// Whether a call was made; what it was refused for before anything was done, the slower way will say.
@@ -256,37 +287,43 @@ pub(crate) fn done(call: Result<(), Failure>) -> Result<bool, Failure> {
     }
 }
 
-/// Tensors on a CUDA device that need no copy, and the current stream, which is kept.
-pub(crate) struct Ready {
-    pub(crate) stream: Arc<BorrowedStream>,
+/// Tensors of one type and memory, described by their library's table.
+pub(crate) struct Alike {
     pub(crate) inputs: Vec<Tensor>,
     pub(crate) out: Tensor,
+    pub(crate) memory: Memory,
 }
 
-impl Ready {
+impl Alike {
     pub(crate) fn of<'a, 'py: 'a>(
         first: &Bound<'py, PyAny>,
         others: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
         out: &Bound<'py, PyAny>,
     ) -> Option<Self> {
-        let (first, device) = dlpack::on_cuda(first)?;
+        let (first, memory) = dlpack::by_table(first)?;
         let dtype = first.dtype;
         let alike = |object| {
-            let (tensor, there) = dlpack::on_cuda(object)?;
-            (there == device && tensor.dtype == dtype && tensor.is_rows()).then_some(tensor)
+            let (tensor, there) = dlpack::by_table(object)?;
+            (there == memory && tensor.dtype == dtype).then_some(tensor)
         };
         let out = alike(out)?;
         let mut inputs = vec![first];
         for other in others {
             inputs.push(alike(other)?);
         }
-        let apart = inputs.iter().all(|input| input.is_apart(&out));
-        if !inputs[0].is_rows() || !out.is_dense() || !apart {
+        Some(Self { inputs, out, memory })
+    }
+
+    /// The kept stream of PyTorch's that is current, if CUDA's kernels take these tensors without a copy.
+    pub(crate) fn current_stream(&self) -> Option<Arc<BorrowedStream>> {
+        let Memory::Cuda(device) = self.memory else { return None };
+        let ready = |input: &Tensor| input.is_rows() && input.is_apart(&self.out);
+        if !self.out.is_dense() || !self.inputs.iter().all(ready) {
             return None;
         }
         let stream = device::kept(device.try_into().ok()?, dlpack::current_stream(device)?)?;
         // Else the call would change what is current for others.
-        stream.cuda().is_current().then_some(Self { stream, inputs, out })
+        stream.cuda().is_current().then_some(stream)
     }
 }
 

@@ -203,8 +203,16 @@ pub(crate) fn describe_by_table(
     Ok(true)
 }
 
-/// A tensor on a CUDA device, and its number: none of another kind, or of what kernels do not compute with.
-pub(crate) fn on_cuda(object: &Bound<'_, PyAny>) -> Option<(Tensor, i32)> {
+/// Where kernels reach a tensor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Memory {
+    Host,
+    /// Of the CUDA device of a number.
+    Cuda(i32),
+}
+
+/// A tensor and its memory: none of another kind or memory, or of what kernels do not compute with.
+pub(crate) fn by_table(object: &Bound<'_, PyAny>) -> Option<(Tensor, Memory)> {
     let known = KNOWN.get()?;
     let here = known.types.contains(&(object.get_type_ptr() as usize));
     // The table says nothing of values that are negated where they are read.
@@ -220,12 +228,14 @@ pub(crate) fn on_cuda(object: &Bound<'_, PyAny>) -> Option<(Tensor, i32)> {
     }
     // SAFETY: it was described.
     let tensor = unsafe { tensor.assume_init() };
-    if tensor.device.kind != CUDA {
-        return None;
-    }
+    let memory = match tensor.device.kind {
+        CPU => Memory::Host,
+        CUDA => Memory::Cuda(tensor.device.id),
+        _ => return None,
+    };
     // SAFETY: the object is alive, and with it what describes it.
     let described = unsafe { described(&tensor, None) }.ok()?;
-    Some((described, tensor.device.id))
+    Some((described, memory))
 }
 
 /// The stream that PyTorch enqueues work of a device on.

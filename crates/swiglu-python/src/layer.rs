@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyString;
 use swiglu::cuda::{
     BorrowedStream, Cuda, DeviceGatedLinearParams, DeviceMatrixRef, DeviceMlpParams, DeviceScratch,
 };
@@ -14,7 +16,7 @@ use swiglu::{
 };
 
 use crate::activation::{
-    Activation, Place, Ready, arrangement, done, matrix, matrix_mut, numerics,
+    Activation, Alike, Place, arrangement, done, matrix, matrix_mut, numerics,
 };
 use crate::array::Array;
 use crate::device;
@@ -23,7 +25,13 @@ use crate::tensor::{Rows, Tensor};
 
 /// A gated linear layer or a feed-forward block on a device.
 #[pyclass(frozen, module = "swiglu._native")]
-pub(crate) struct Layer(Kind);
+pub(crate) struct Layer(Kind, PyOnceLock<Py<PyString>>);
+
+impl From<Kind> for Layer {
+    fn from(kind: Kind) -> Self {
+        Self(kind, PyOnceLock::new())
+    }
+}
 
 enum Kind {
     GatedLinear(GatedLinear),
@@ -162,7 +170,7 @@ impl Layer {
                     if rounded && !allow_non_finite {
                         expect_finite(&weights.host::<f16>()?, kind == "mlp")?;
                     }
-                    Ok(Self(Kind::$kind(weights.to(&device)?)))
+                    Ok(Kind::$kind(weights.to(&device)?).into())
                 }};
             }
             match kind {
@@ -194,7 +202,7 @@ impl Layer {
         let kind = py.detach(
             || with_dtype!(dtype, T => weights.pack::<T>(&device, activation, numerics, how)),
         )?;
-        Ok(Self(kind))
+        Ok(kind.into())
     }
 
     /// A layer over weights in a CUDA device's memory, which stay there. Weights are `[out, in]`, packed ones gate first.
@@ -211,7 +219,7 @@ impl Layer {
         let numerics = self::numerics(numerics)?;
         let dtype = weights.0.dtype;
         let kind = with_dtype!(dtype, T => weights.borrow::<T>(ordinal, activation, numerics));
-        kind.map(Self)
+        kind.map(Self::from)
     }
 
     #[getter]
@@ -255,6 +263,16 @@ impl Layer {
     #[getter]
     fn device(&self) -> String {
         either!(self, layer => layer.device().to_string())
+    }
+
+    /// The device's name, `cpu` or `cuda:N`: one string for all calls.
+    #[getter]
+    fn place(&self, py: Python<'_>) -> Py<PyString> {
+        let name = self.1.get_or_init(py, || {
+            let text = self.device();
+            PyString::new(py, text.split(' ').next().unwrap_or_default()).unbind()
+        });
+        name.clone_ref(py)
     }
 
     #[getter]
@@ -526,10 +544,9 @@ pub(crate) fn cuda_layer_at_once(
     weights: [Option<Bound<'_, PyAny>>; 6],
     out: &Bound<'_, PyAny>,
 ) -> Result<bool, Failure> {
-    let Some(Ready { stream, mut inputs, out }) = Ready::of(x, weights.iter().flatten(), out)
-    else {
-        return Ok(false);
-    };
+    let Some(tensors) = Alike::of(x, weights.iter().flatten(), out) else { return Ok(false) };
+    let Some(stream) = tensors.current_stream() else { return Ok(false) };
+    let Alike { mut inputs, out, .. } = tensors;
     let x = inputs.remove(0);
     let mut tensors = inputs.into_iter();
     let mut there = weights.iter().map(|given| given.as_ref().and_then(|_| tensors.next()));
@@ -588,7 +605,7 @@ fn lent(
     if known.len() >= MOST_LENT {
         known.clear();
     }
-    let layer = Arc::new(Layer(kind));
+    let layer = Arc::new(Layer::from(kind));
     known.entry(key).or_default().push((activation.0, layer.clone()));
     Ok(Some(layer))
 }

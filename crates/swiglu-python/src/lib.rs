@@ -8,6 +8,7 @@ mod array;
 mod device;
 mod dlpack;
 mod error;
+mod gradient;
 mod layer;
 mod tensor;
 
@@ -47,7 +48,7 @@ mod _native {
 
     #[pymodule_export]
     use crate::activation::{
-        Activation, activation, cuda_activation, cuda_activation_at_once, cuda_activation_backward,
+        Activation, activation, activation_at_once, cuda_activation, cuda_activation_backward,
         expect_numerics,
     };
     #[pymodule_export]
@@ -58,6 +59,8 @@ mod _native {
     use crate::dlpack::describe_by_table;
     #[pymodule_export]
     use crate::error::{ShapeError, SwigluError};
+    #[pymodule_export]
+    use crate::gradient::{cuda_weight_gradient, cuda_weight_gradient_bytes, weight_gradient};
     #[pymodule_export]
     use crate::info;
     #[pymodule_export]

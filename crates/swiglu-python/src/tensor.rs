@@ -85,6 +85,10 @@ impl Tensor {
         if rows == 0 || cols == 0 {
             return Ok(Flat { rows, cols, row_stride: Some(cols) });
         }
+        if self.address == 0 {
+            let (what, why) = (format!("{what} without memory"), "its storage was freed".into());
+            return Err(CoreError::Unsupported { what, why });
+        }
         let adjacent = cols == 1 || self.strides.last() == Some(&1);
         let mut row_stride = None;
         let mut inside = 1;

@@ -60,7 +60,7 @@ def calls(device: str) -> Dict[str, Callable[[], Any]]:
         "part of silu_mul: its guards": lambda: (
             _door.nothing_in_force() and not _door.wants_gradient(a, b, h)
         ),
-        "part of silu_mul: the native call": lambda: _native.cuda_activation_at_once(swiglu, None, None, a, b, h),
+        "part of silu_mul: the native call": lambda: _native.activation_at_once(swiglu, None, None, a, b, h),
         "bare: three linear maps": lambda: F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down),
         "mlp, out=": lambda: ops.mlp(x, gate, up, down, out=y),
         "mlp": lambda: ops.mlp(x, gate, up, down),

@@ -12,11 +12,12 @@ from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from .._activation import activation_named, as_activation
-from .._errors import expect_choice, said, wrong
+from .._errors import error, expect_choice, expect_flag, said, wrong
 from .._native import Activation
-from . import _check, _door, _kernels, _ops, _training
+from . import _check, _door, _kernels, _main_grad, _ops, _training
 from ._graphs import Bucket, Graphed, graphed, warmup
 from ._kernels import Taken, explain_last
 
@@ -51,10 +52,12 @@ def silu_mul(
     """``act(gate) * up``, element by element, for two ``[..., H]`` tensors of any strides."""
     if not (isinstance(gate, Tensor) and isinstance(up, Tensor) and (out is None or isinstance(out, Tensor))):
         _check.expect_tensors(("gate", "up", "out"), (gate, up, out), 2)
-    name = _name(activation, numerics)
+    name = activation if numerics is None and isinstance(activation, str) else _name(activation, numerics)
     if _door.nothing_in_force():
-        wanted = _door.wants_gradient(gate, up, out)
-        if not wanted and _kernels.BY_TABLE and gate.is_cuda:
+        wanted = _door.grad_enabled() and (
+            gate.requires_grad or up.requires_grad or out is not None and out.requires_grad
+        )
+        if not wanted and _kernels.BY_TABLE:
             made = _kernels.activation_at_once("silu_mul", gate, up, None, activation_named(name), numerics, out)
             if made is not None:
                 return made
@@ -87,10 +90,10 @@ def glu(
     """``act(gate) * up`` for both in one ``[..., 2H]`` tensor: ``gate-first``, ``up-first`` or ``interleaved-G``."""
     if not (isinstance(x, Tensor) and (out is None or isinstance(out, Tensor))):
         _check.expect_tensors(("x", "out"), (x, out), 1)
-    name = _name(activation, numerics)
+    name = activation if numerics is None and isinstance(activation, str) else _name(activation, numerics)
     if _door.nothing_in_force():
-        wanted = _door.wants_gradient(x, out)
-        if not wanted and _kernels.BY_TABLE and x.is_cuda:
+        wanted = _door.grad_enabled() and (x.requires_grad or out is not None and out.requires_grad)
+        if not wanted and _kernels.BY_TABLE and isinstance(layout, str):
             made = _kernels.activation_at_once("glu", x, None, layout, activation_named(name), numerics, out)
             if made is not None:
                 return made
@@ -111,13 +114,41 @@ def glu(
     return result
 
 
-def _activated(x: Tensor, parts: Any, name: str, layout: str, numerics: Optional[str]) -> Tensor:
-    """h, of linear maps that autograd knows: what it saves are x, the weights, gate and up."""
-    w_gate, w_up, b_gate, b_up = parts
-    gate = torch.nn.functional.linear(x, w_gate, b_gate)
+def _maps(x: Tensor, parts: _kernels.Parts, name: str, layout: str, numerics: Optional[str], fused: bool) -> Tensor:
+    """The layer of linear maps that autograd knows: what it saves are x, the weights, gate and up, and of a block h."""
+    w_gate, w_up, w_down, b_gate, b_up, b_down = parts
+
+    def linear(what: str, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        return _main_grad.linear(what, x, weight, bias) if fused else torch.nn.functional.linear(x, weight, bias)
+
+    gate = linear("w_gate", x, w_gate, b_gate)
     if w_up is None:
-        return glu(gate, name, layout=layout, numerics=numerics)
-    return silu_mul(gate, torch.nn.functional.linear(x, w_up, b_up), activation=name, numerics=numerics)
+        h = glu(gate, name, layout=layout, numerics=numerics)
+    else:
+        h = silu_mul(gate, linear("w_up", x, w_up, b_up), activation=name, numerics=numerics)
+    return h if w_down is None else linear("w_down", h, w_down, b_down)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _fused(x: Tensor, parts: _kernels.Parts, name: str, layout: str, numerics: Optional[str], keeps: bool) -> Tensor:
+    """The layer whose weights' gradients go to their ``main_grad``. Compiled code calls it: what it does to attributes of
+    parameters in the backward pass is in no graph."""
+    if numerics is not None:
+        text = "is PyTorch's of its linear maps with gradient_accumulation_fusion; leave one of both away"
+        raise error("unsupported", "numerics", text)
+    casts = _door.autocasts() and x.dtype != torch.float64
+    _check.layer(x, parts, layout, cast=casts)
+    _main_grad.expect(x, parts, torch.get_autocast_dtype(x.device.type) if casts else x.dtype)
+    if not keeps:
+        made: Tensor = checkpoint(
+            _maps, x, parts, name, layout, numerics, True, use_reentrant=False, preserve_rng_state=False
+        )
+        return made
+    if x.is_cuda and parts[2] is not None and _door.nothing_in_force() and _door.plain(x, *parts):
+        block = _training.block(x, parts, name, layout, True)
+        if block is not None:
+            return block
+    return _maps(x, parts, name, layout, numerics, True)
 
 
 def _saves(save: str) -> bool:
@@ -140,23 +171,29 @@ def gated_linear(
     layout: str = "gate-first",
     save: str = "preact",
     numerics: Optional[str] = None,
+    gradient_accumulation_fusion: bool = False,
     out: Optional[Tensor] = None,
 ) -> Tensor:
     """``act(x·w_gateᵀ + b_gate, x·w_upᵀ + b_up)`` for x ``[..., K]`` and weights ``[H, K]``, as ``torch.nn.Linear`` has them.
 
     Without ``w_up``, ``w_gate`` has both, ``[2H, K]`` in ``layout``, and ``b_gate`` both biases. For the backward pass
-    ``save="preact"`` keeps gate and up, ``"input"`` computes them again from x.
+    ``save="preact"`` keeps gate and up, ``"input"`` computes them again from x. With ``gradient_accumulation_fusion`` gradients
+    of weights are added to their attribute ``main_grad``, as Megatron-Core's are.
     """
     name, keeps = _name(activation, numerics), _saves(save)
     tensors = (x, w_gate, w_up, b_gate, b_up)
     _check.expect_tensors(("x", "w_gate", "w_up", "b_gate", "b_up", "out"), (x, w_gate, w_up, b_gate, b_up, out), 2)
     wanted = _door.wants_gradient(*tensors, out)
+    parts: _kernels.Parts = (w_gate, w_up, None, b_gate, b_up, None)
+    if wanted and out is None and expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion):
+        fused: Tensor = _fused(x, parts, name, layout, numerics, keeps)
+        return fused
     if _with_autograd(out, numerics, keeps and wanted):
-        _check.layer(x, (w_gate, w_up, None, b_gate, b_up, None), layout, cast=_door.autocasts())
-        return _activated(x, (w_gate, w_up, b_gate, b_up), name, layout, numerics)
+        _check.layer(x, parts, layout, cast=_door.autocasts())
+        return _maps(x, parts, name, layout, numerics, False)
     if not wanted and _door.nothing_in_force():
         if _kernels.BY_TABLE and x.is_cuda:
-            made = _kernels.layer_at_once("gated_linear", x, (w_gate, w_up, None, b_gate, b_up, None), name, layout, numerics, out)
+            made = _kernels.layer_at_once("gated_linear", x, parts, name, layout, numerics, out)
             if made is not None:
                 return made
         if _door.plain(*tensors, out):
@@ -184,6 +221,7 @@ def mlp(
     layout: str = "gate-first",
     save: str = "preact",
     numerics: Optional[str] = None,
+    gradient_accumulation_fusion: bool = False,
     out: Optional[Tensor] = None,
 ) -> Tensor:
     """The feed-forward block: :func:`gated_linear`, then ``h·w_downᵀ + b_down`` for ``w_down`` ``[K, H]``.
@@ -200,17 +238,20 @@ def mlp(
     tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)
     _check.expect_tensors(_OF_BLOCKS, (x, w_gate, w_down, w_up, b_gate, b_up, b_down, out), 3)
     wanted = _door.wants_gradient(*tensors, out)
+    parts: _kernels.Parts = (w_gate, w_up, w_down, b_gate, b_up, b_down)
+    if wanted and out is None and expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion):
+        fused: Tensor = _fused(x, parts, name, layout, numerics, keeps)
+        return fused
     if _with_autograd(out, numerics, keeps and wanted):
-        _check.layer(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), layout, cast=_door.autocasts())
+        _check.layer(x, parts, layout, cast=_door.autocasts())
         if x.is_cuda and _door.nothing_in_force() and _door.plain(*tensors):
-            made = _training.block(x, (w_gate, w_up, w_down, b_gate, b_up, b_down), name, layout)
+            made = _training.block(x, parts, name, layout, False)
             if made is not None:
                 return made
-        h = _activated(x, (w_gate, w_up, b_gate, b_up), name, layout, numerics)
-        return torch.nn.functional.linear(h, w_down, b_down)
+        return _maps(x, parts, name, layout, numerics, False)
     if not wanted and _door.nothing_in_force():
         if _kernels.BY_TABLE and x.is_cuda:
-            made = _kernels.layer_at_once("mlp", x, (w_gate, w_up, w_down, b_gate, b_up, b_down), name, layout, numerics, out)
+            made = _kernels.layer_at_once("mlp", x, parts, name, layout, numerics, out)
             if made is not None:
                 return made
         if _door.plain(*tensors, out):

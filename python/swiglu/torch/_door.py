@@ -41,7 +41,8 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and _C._functorch.peek_interpreter_stack() is not None
 
 
-is_compiling = torch.compiler.is_compiling
+# What Dynamo takes to be true in code that it traces; other tracing is under modes. `is_compiling` asks two functions more.
+_traced = torch.compiler.is_dynamo_compiling
 _modes, _functions = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
 _transforms, _autocast, _tracing = _C._functorch.peek_interpreter_stack, _C._is_any_autocast_enabled, _C._get_tracing_state
 
@@ -49,7 +50,7 @@ _transforms, _autocast, _tracing = _C._functorch.peek_interpreter_stack, _C._is_
 def nothing_in_force() -> bool:
     """No mode, transform, tracing, autocast or forward-mode derivative."""
     return not (
-        is_compiling()
+        _traced()
         or _modes()
         or _functions()
         or _transforms() is not None
@@ -85,11 +86,11 @@ def autocasts() -> bool:
     return bool(_autocast())
 
 
-_is_grad_enabled = torch.is_grad_enabled
+grad_enabled = torch.is_grad_enabled
 
 
 def wants_gradient(*tensors: Optional[Tensor]) -> bool:
-    if _is_grad_enabled():
+    if grad_enabled():
         for t in tensors:
             if t is not None and t.requires_grad:
                 return True

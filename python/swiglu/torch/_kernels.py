@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.nn import functional as F
 
 from .. import _native
@@ -35,7 +36,8 @@ class Taken:
         return f"{self.op}: {self.way} ({self.reason})"
 
 
-_ONE_PASS = "one pass over gate and up, on the current stream"
+_ONE_PASS_HERE = "one pass over gate and up"
+_ONE_PASS = f"{_ONE_PASS_HERE}, on the current stream"
 _WHERE_THEY_LIE = "fused kernels over the weights where they lie, on the current stream"
 
 
@@ -65,7 +67,7 @@ def _described_if(t: Optional[Tensor]) -> Optional[Tuple[int, Tuple[int, ...], T
     return None if t is None else _described(t)
 
 
-#: Whether tensors of a CUDA device can be given to the native module as they are: it then finds out by PyTorch's table of
+#: Whether tensors can be given to the native module as they are: it then finds out by PyTorch's table of
 #: functions for DLPack what is slow to ask for here, and the current stream.
 BY_TABLE = _native.describe_by_table(Tensor, torch.nn.Parameter)
 _kept: "set[Tuple[int, int]]" = set()
@@ -126,8 +128,14 @@ def _direct(out: Optional[Tensor], shape: Sequence[int], like: Tensor, *others: 
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
+def written(out: Tensor) -> Tensor:
+    """A tensor that a kernel has written where PyTorch does not see it: what a gradient needs of it is refused from now on."""
+    increment_version(out)
+    return out
+
+
 def _brought(direct: Tensor, out: Tensor) -> Tensor:
-    return out if direct is out else out.copy_(direct)
+    return written(out) if direct is out else out.copy_(direct)
 
 
 def _no_kernels(t: Tensor) -> Optional[str]:
@@ -152,22 +160,24 @@ def activation_at_once(
     numerics: Optional[str],
     out: Optional[Tensor],
 ) -> Optional[Tensor]:
-    """h of tensors that are as CUDA kernels take them: whether they are, the native module finds out. None where not."""
+    """h of tensors that are as kernels take them: whether they are, the native module finds out. None where not."""
     h = out
     if h is None:
         # What a sub-class makes of its own kind is nobody's result, and it sees that it was made.
-        if type(gate) is not Tensor:
+        if type(gate) is not Tensor or gate.layout is not torch.strided or gate.is_nested:
             return None
-        if up is not None:
+        if up is not None and gate.is_contiguous():
             h = torch.empty_like(gate)
+        elif up is not None:
+            h = gate.new_empty(gate.shape)
         elif gate.dim() > 0:
             h = gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2))
         else:
             return None
-    if not _native.cuda_activation_at_once(act, numerics, layout, gate, up, h):
+    if not _native.activation_at_once(act, numerics, layout, gate, up, h):
         return None
-    _last.taken = op, "native cuda", _ONE_PASS
-    return h
+    _last.taken = (op, "native cuda", _ONE_PASS) if gate.is_cuda else (op, "native cpu", _ONE_PASS_HERE)
+    return h if out is None else written(h)
 
 
 def activation_into(
@@ -181,7 +191,7 @@ def activation_into(
 ) -> Tensor:
     """h in ``out``, or in a new tensor."""
     act = activation_named(activation)
-    if BY_TABLE and gate.is_cuda:
+    if BY_TABLE:
         made = activation_at_once(op, gate, up, layout, act, numerics, out)
         if made is not None:
             return made
@@ -202,8 +212,8 @@ def activation_into(
         else:
             h = torch.empty(shape, dtype=gate.dtype)
         _native.activation(act, numerics, layout, _described(gate), _described_if(up), _described(h))
-        note(op, "native cpu", "one pass over gate and up")
-        return h
+        note(op, "native cpu", _ONE_PASS_HERE)
+        return h if out is None else written(h)
     with _current(gate):
         direct = _direct(out, shape, gate, up)
         first, second = _rows_adjacent(gate), None if up is None else _rows_adjacent(up)
@@ -333,7 +343,7 @@ def layer_at_once(
     if not _native.cuda_layer_at_once(activation_named(activation), numerics, x, parts, y):
         return None
     _last.taken = op, "native cuda", _WHERE_THEY_LIE
-    return y
+    return y if out is None else written(y)
 
 
 def layer_into(
@@ -444,7 +454,7 @@ def _of_packed(what: str, t: Tensor, layer: _native.Layer, device: str) -> Tenso
 def packed_forward(layer: _native.Layer, x: Tensor, out: Optional[Tensor] = None) -> Tensor:
     """The result of a packed layer, in ``out`` or in a new tensor: on its device, or for a tensor of the host."""
     _check.expect_tensors(("x", "out"), (x, out), 1)
-    there = layer.device.partition(" ")[0]
+    there = layer.place
     device = there if x.is_cuda and there.startswith("cuda") else "cpu"
     values = _of_packed("x", x, layer, device)
     if x.dim() == 0 or x.shape[-1] != layer.hidden:
@@ -457,8 +467,9 @@ def packed_forward(layer: _native.Layer, x: Tensor, out: Optional[Tensor] = None
         if out.is_neg():
             raise wrong("out", "memory that can be written", "a view that negates it", "out.resolve_neg() copies", "layout")
     if device == "cpu":
-        y = torch.empty(shape, dtype=x.dtype) if y is None else y
-        layer.forward(_described(values), _described(y))
+        result = torch.empty(shape, dtype=x.dtype) if y is None else y
+        layer.forward(_described(values), _described(result))
+        y = result if y is None else written(y)
     else:
         if not _cuda_known:
             # Who made the layer has opened the device.

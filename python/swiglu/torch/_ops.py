@@ -14,6 +14,7 @@ from torch import Tensor
 from .._errors import error, shape_error
 from . import _check, _door, _kernels
 from ._kernels import Parts
+from ._once import no_second_derivative
 
 LIBRARY = torch.library.Library("swiglu", "DEF")
 
@@ -287,11 +288,7 @@ _GRADIENTS: Dict[str, Callable[..., Any]] = {
 
 
 def _no_second_gradient(ctx: Any, *grads: Tensor) -> Any:
-    raise error(
-        "unsupported",
-        "second derivative",
-        "the gradient of the activation has no gradient of its own; compose the block of PyTorch's operations for it",
-    )
+    no_second_derivative()
 
 
 def _fake_backward(grad: Tensor, *inputs: Any) -> Any:

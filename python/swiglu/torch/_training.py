@@ -9,12 +9,12 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._native import Layer, SwigluError
-from . import _kernels
+from . import _kernels, _main_grad
 from ._formulas import HALVES
 from ._kernels import Parts, _borrow, _described, _place
+from ._once import once
 
 
 def _scratch(size: int, like: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def _halves(both: Tensor) -> Tuple[Tensor, Tensor]:
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, activation: str, x: Tensor, *parts: Optional[Tensor]) -> Tensor:
+    def forward(ctx: Any, activation: str, fused: bool, x: Tensor, *parts: Optional[Tensor]) -> Tensor:
         w_gate, w_up, w_down, b_gate, b_up, b_down = parts
         arranged = _kernels._arranged((w_gate, w_up, w_down, b_gate, b_up, b_down), "gate-first")  # type: ignore[arg-type]
         rows = _kernels._rows_adjacent(x.reshape(-1, x.shape[-1]))
@@ -50,18 +50,18 @@ class _Block(torch.autograd.Function):
             )  # fmt: skip
         ctx.save_for_backward(x, kept, w_gate, w_up, w_down)
         ctx.activation = activation
+        # What is saved may come back as another tensor, without a parameter's attributes.
+        ctx.main_grads = (w_gate, w_up, w_down) if fused else None
         return y.reshape(*x.shape[:-1], y.shape[1])
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         # Weights are those that autograd kept: they may lie elsewhere than in the forward pass.
         x, kept, w_gate, w_up, w_down = ctx.saved_tensors
-        _, want_x, want_gate, want_up, want_down, want_b_gate, want_b_up, want_b_down = ctx.needs_input_grad
+        _, _, want_x, want_gate, want_up, want_down, want_b_gate, want_b_up, want_b_down = ctx.needs_input_grad
         arranged = _kernels._arranged((w_gate, w_up, w_down, None, None, None), "gate-first")
-        dy = grad.reshape(-1, grad.shape[-1])
-        if dy.stride(-1) != 1 or dy.shape[0] > 1 and dy.stride(0) < dy.shape[1]:
-            dy = dy.contiguous()
+        dy = _main_grad.rows_apart(grad)
         rows, tokens = x.reshape(-1, x.shape[-1]), dy.shape[0]
         both = torch.empty_like(kept)
         d_gate, d_up = _halves(both)
@@ -74,25 +74,31 @@ class _Block(torch.autograd.Function):
                 place, _described(dy), _described(gate), _described(up),
                 _described(d_gate), _described(d_up), _described(h), (scratch.data_ptr(), scratch.numel()),
             )  # fmt: skip
-        grads: List[Optional[Tensor]] = [None] * 8
+        def of_weight(i: int, of_results: Tensor, inputs: Tensor) -> Optional[Tensor]:
+            if ctx.main_grads is None:
+                return of_results.t() @ inputs
+            return _main_grad.add(_main_grad.WEIGHTS[i], ctx.main_grads[i], of_results, _main_grad.rows_apart(inputs))
+
+        grads: List[Optional[Tensor]] = [None] * 9
         if want_x:
             dx = both @ w_gate if w_up is None else torch.addmm(d_gate @ w_gate, d_up, w_up)
-            grads[1] = dx.reshape(x.shape)
+            grads[2] = dx.reshape(x.shape)
         if w_up is None:
-            grads[2] = both.t() @ rows if want_gate else None
-            grads[5] = both.sum(0) if want_b_gate else None
+            grads[3] = of_weight(0, both, rows) if want_gate else None
+            grads[6] = both.sum(0) if want_b_gate else None
         else:
-            grads[2] = d_gate.t() @ rows if want_gate else None
-            grads[3] = d_up.t() @ rows if want_up else None
-            grads[5] = d_gate.sum(0) if want_b_gate else None
-            grads[6] = d_up.sum(0) if want_b_up else None
-        grads[4] = dy.t() @ h if want_down else None
-        grads[7] = dy.sum(0) if want_b_down else None
+            grads[3] = of_weight(0, d_gate, rows) if want_gate else None
+            grads[4] = of_weight(1, d_up, rows) if want_up else None
+            grads[6] = d_gate.sum(0) if want_b_gate else None
+            grads[7] = d_up.sum(0) if want_b_up else None
+        grads[5] = of_weight(2, dy, h) if want_down else None
+        grads[8] = dy.sum(0) if want_b_down else None
         return tuple(grads)
 
 
-def block(x: Tensor, parts: Parts, activation: str, layout: str) -> Optional[Tensor]:
-    """The block with its gradient, of tensors that fit each other, or None where PyTorch's maps compute it."""
+def block(x: Tensor, parts: Parts, activation: str, layout: str, fused: bool) -> Optional[Tensor]:
+    """The block with its gradient, of tensors that fit each other, or None where PyTorch's maps compute it. Gradients of weights
+    go to their ``main_grad`` where they are ``fused``."""
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
     if not x.is_cuda or x.dtype not in HALVES or w_down is None or _kernels._no_kernels(x) is not None:
         return None
@@ -102,7 +108,7 @@ def block(x: Tensor, parts: Parts, activation: str, layout: str) -> Optional[Ten
     if isinstance(arranged, str) or w_up is None and layout != "gate-first":
         return None
     try:
-        y: Tensor = _Block.apply(activation, x, w_gate, w_up, w_down, b_gate, b_up, b_down)
+        y: Tensor = _Block.apply(activation, fused, x, w_gate, w_up, w_down, b_gate, b_up, b_down)
     except SwigluError as refused:
         if refused.kind != "unsupported":
             raise

@@ -57,7 +57,7 @@ impl<T> Default for DeviceGradientsMut<'_, T> {
 }
 
 impl<T: Element> DeviceGradientMut<'_, T> {
-    fn admit(&self, what: &str, shape: [usize; 2], stream: &Stream) -> Result<()> {
+    pub(super) fn admit(&self, what: &str, shape: [usize; 2], stream: &Stream) -> Result<()> {
         match self {
             DeviceGradientMut::Element(m) => m.admit(what, shape, stream),
             DeviceGradientMut::F32(m) => m.admit(what, shape, stream),

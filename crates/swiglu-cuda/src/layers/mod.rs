@@ -11,6 +11,7 @@ mod operands;
 mod quantized;
 mod run;
 mod training;
+mod weight_gradient;
 mod weights;
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};

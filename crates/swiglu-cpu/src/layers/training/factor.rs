@@ -1,9 +1,12 @@
 //! Products over tokens.
 
-use swiglu_core::{Accumulate, Element, GradientMut, MatrixRef, Orientation, Result, RowScale};
+use swiglu_core::{
+    Accumulate, Element, GradientMut, GradientsMut, MatrixRef, Orientation, Result, RowScale,
+};
 
 use super::super::linear::{AddedTo, Stored, Target};
 use super::super::pass::{linear_map, of_columns_bytes, out_rows};
+use super::clear;
 use crate::cpu::Cpu;
 use crate::order::Order;
 use crate::panels::{Panels, Part};
@@ -60,5 +63,36 @@ impl<'c, T: Element> Factor<'c, T> {
 impl<T: Element> Drop for Factor<'_, T> {
     fn drop(&mut self) {
         self.cpu.workspaces().give_back(self.weights.take_memory());
+    }
+}
+
+impl Cpu {
+    /// The gradient of the weights `[N, K]` of a linear map over M tokens, from that of its results, `[M, N]`, and its inputs,
+    /// `[M, K]`: gradsᵀ·inputs, to its place or onto what that holds. Each sum is one of `f32` over the tokens in order, and
+    /// rounded once, with what it is added to. For a caller that computes the rest of a backward pass itself; a layer that is
+    /// made for training has [`crate::Mlp::backward_into`].
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Shape`]; [`swiglu_core::Error::OutOfMemory`].
+    pub fn weight_gradient<T: Element>(
+        &self,
+        grads: MatrixRef<'_, T>,
+        inputs: MatrixRef<'_, T>,
+        mut into: GradientMut<'_, T>,
+        accumulate: Accumulate,
+    ) -> Result<()> {
+        let ([m, features], k) = (grads.shape(), inputs.cols());
+        inputs.expect_shape("inputs", [m, k])?;
+        into.expect_shape("gradient of the weights", [features, k])?;
+        if features == 0 || k == 0 {
+            return Ok(());
+        }
+        if m == 0 {
+            let mut all = GradientsMut::default().with_accumulate(accumulate);
+            all.gate = Some(into);
+            clear(&mut all);
+            return Ok(());
+        }
+        Factor::pack(self, inputs)?.times(grads, &mut into, accumulate)
     }
 }
