@@ -420,6 +420,11 @@ fn options_that_would_not_be_heeded() {
         swiglu(&["bench", "activation", option, "x"]).refused(&[option]);
     }
     swiglu(&["bench", "--suite", "quick", "--m", "3"]).refused(&["--suite"]);
+    // Two names of one list do not add up.
+    for names in [["--m", "--rows"], ["--rows", "--rows"]] {
+        swiglu(&["bench", "activation", names[0], "3", names[1], "4"])
+            .refused(&["--m", "multiple times"]);
+    }
     // Those of a file where a shape is explained.
     let shape = ["explain", "--hidden", "64", "--intermediate", "96"];
     for option in [["--layer", "1"], ["--expert", "0"], ["--gate-name", "g"], ["--down-name", "d"]]
@@ -468,6 +473,7 @@ fn options_that_would_not_be_heeded() {
         }
     }
     run(&["--fixture", "stories15m", "--decode-weights"]).refused(&["not quantised"]);
+    run(&["--decode-weights"]).refused(&["--decode-weights", "73 tokens", "leave it out"]);
     swiglu(&["bench", "activation", "--hidden", "8"]).refused(&["--hidden 8", "leave it out"]);
     swiglu(&[&shape[..], &["--peers", "p"]].concat()).refused(&["--peers", "--measure"]);
     let bias = ["kernels", "build", "--arch", "sm_80", "--out", "o", "--for", STORIES, "--bias"];

@@ -219,12 +219,14 @@ pub(crate) fn type_and_id(message: &impl Serialize) -> (String, Option<u64>) {
     (message["type"].as_str().unwrap_or_default().to_owned(), message["id"].as_u64())
 }
 
-/// Answers requests on standard input, a line each, on standard output: until the input ends or `answer` has none.
+/// Answers requests on standard input, a line each: until the input ends or `answer` has none.
 ///
 /// # Errors
 /// What reading or writing failed with; [`io::ErrorKind::InvalidData`] for a line that is no request.
-pub fn serve(mut answer: impl FnMut(&Request) -> Option<Reply>) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+pub fn serve(
+    out: &mut impl Write,
+    mut answer: impl FnMut(&Request) -> Option<Reply>,
+) -> io::Result<()> {
     for line in io::stdin().lock().lines() {
         let line = line?;
         let request = serde_json::from_str(&line).map_err(|e| {

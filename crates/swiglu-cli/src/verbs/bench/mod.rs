@@ -7,7 +7,7 @@ mod host;
 mod report;
 
 use anyhow::bail;
-use clap::Args;
+use clap::{ArgAction, Args};
 use serde::Serialize;
 use serde_json::{Value, json};
 use swiglu::{CpuOptions, DType, Device, QuantizedType};
@@ -40,9 +40,10 @@ pub(crate) struct BenchArgs {
     /// The suite to run where no operation is given
     #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
     suite: Suite,
+    // Two names of one list: whoever gives both means one of them, so neither adds to the other.
     /// Tokens, separated by commas [default: 1, of an activation 4096, of mlp-train 1024]
     #[arg(long, visible_alias = "rows", value_name = "M", requires = "op", conflicts_with = "suite",
-        value_delimiter = ',', value_parser = extent)]
+        action = ArgAction::Set, value_delimiter = ',', value_parser = extent)]
     m: Vec<usize>,
     /// K, input features [default: 896]
     #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite",
