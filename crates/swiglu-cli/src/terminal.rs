@@ -175,7 +175,7 @@ impl Terminal {
     /// A progress bar over `len` steps, hidden where nobody would see it.
     pub(crate) fn bar(&self, len: u64) -> ProgressBar {
         let bar = self.moving(ProgressBar::new(len));
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} eta {eta} {msg}") {
             bar.set_style(style);
         }
         bar

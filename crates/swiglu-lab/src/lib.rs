@@ -40,6 +40,6 @@ pub use definition::{
 pub use error::{LabError, Result};
 pub use ready::{Check, Readiness, quiet};
 pub use record::{Record, ResultEntry, Status};
-pub use runner::{Event, Finished, Laboratory, RunOptions, SEED, Stop};
+pub use runner::{Event, Finished, Laboratory, RunOptions, SEED};
 pub use verdict::{CaseRatio, RecordVerdict, Undecided, Verdict, VerdictState};
 pub use verify::complaint;
