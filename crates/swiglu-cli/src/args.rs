@@ -9,7 +9,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::{Value, json};
 use swiglu::{
-    Activation, CoreError, CpuOptions, DType, Device, ExpMode, Isa, MlpWeights, Numerics, Op,
+    Activation, CoreError, CpuOptions, DType, Device, ExpMode, Isa, MlpWeights, Numerics,
     QuantizedType, Rounding,
 };
 use swiglu_core::ACTIVATION_NAMES;
@@ -191,23 +191,12 @@ pub(crate) fn expect_quantized(
     case: &Case,
     kind: QuantizedType,
 ) -> anyhow::Result<()> {
-    let (op, inputs) = match case.op {
-        CaseOp::GatedLinear => (Op::GatedLinear, &[case.hidden][..]),
-        CaseOp::Mlp => (Op::Mlp, &[case.hidden, case.intermediate][..]),
-        op => {
-            let why = match op {
-                CaseOp::MlpTrain => "quantised weights have no gradients".to_owned(),
-                op => format!("the {op} has no weights"),
-            };
-            bail!("--weights-type {kind}: {why}; choose gated-linear or mlp, or leave it out")
-        }
-    };
-    let (option, whole) = (|| format!("--weights-type {kind}"), kind.elements());
-    device.expect_quantized(op, case.dtype, kind).with_context(option)?;
-    if let Some(n) = inputs.iter().find(|n| !n.is_multiple_of(whole)) {
-        bail!("--weights-type {kind}: {n} inputs are not whole {kind} blocks of {whole}");
+    if let Some(why) = case.refusal_of(kind) {
+        bail!("--weights-type {kind}: {why}; choose what has such weights, or leave it out");
     }
-    Ok(())
+    let Some(op) = case.op.op() else { return Ok(()) };
+    let option = || format!("--weights-type {kind}");
+    device.expect_quantized(op, case.dtype, kind).with_context(option)
 }
 
 /// A number of rows or columns of a problem that is made up.

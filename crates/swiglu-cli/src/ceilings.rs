@@ -2,7 +2,7 @@
 //! under a problem's time that follows.
 
 use serde::Serialize;
-use swiglu::{DType, Device, Op, Problem, with_dtype};
+use swiglu::{DType, Device, Problem, with_dtype};
 use swiglu_cpu::ceilings as cpu;
 use swiglu_cuda::ceilings as cuda;
 use swiglu_lab::profile::{Ceiling, Ceilings, Class, Work, classify};
@@ -89,27 +89,23 @@ impl Floor {
         heat: Heat,
         ceilings: &Ceilings,
     ) -> Option<Self> {
-        let (traffic, bound) = match heat {
-            Heat::Cold => (&ceilings.memory, Class::Memory),
-            Heat::Hot => (&ceilings.cache, Class::Cache),
-        };
-        let arithmetic = match problem.op {
-            Op::Activation => ceilings.activation.as_ref(),
-            _ => ceilings.compute_of(problem.dtype),
-        };
-        let work = Work { us: 0.0, bytes, flops };
         let rate = |ceiling: Option<&Ceiling>| ceiling.map(|c| c.per_second);
-        let at = classify(work, rate(traffic.as_ref()), rate(arithmetic));
+        let (traffic, arithmetic) = (ceilings.traffic(heat), ceilings.arithmetic(problem));
+        let work = Work { us: 0.0, bytes, flops };
+        let at = classify(work, rate(traffic), rate(arithmetic));
         let us = at.floor_us()?;
-        let moves = at.memory_us == Some(us);
-        Some(Self { bound: if moves { bound } else { Class::Compute }, us })
+        let bound = match heat {
+            _ if at.memory_us != Some(us) => Class::Compute,
+            Heat::Cold => Class::Memory,
+            Heat::Hot => Class::Cache,
+        };
+        Some(Self { bound, us })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inputs;
     use swiglu_lab::DeviceKind;
 
     #[test]
@@ -122,7 +118,7 @@ mod tests {
         };
         let floor = |m, dtype, heat| {
             let shape = [m, 1000, 1000];
-            let case = inputs::case(DeviceKind::Cpu, CaseOp::GatedLinear, shape, dtype);
+            let case = Case::new(DeviceKind::Cpu, CaseOp::GatedLinear, shape, dtype);
             let work = [case.compulsory_bytes(), case.flops()];
             Floor::of(&case.problem().unwrap(), work, heat, &ceilings).unwrap()
         };

@@ -3,39 +3,18 @@
 
 use rayon::prelude::*;
 use swiglu::{
-    Activation, Arrangement, DType, Element, GatedLinearParams, Half, Matrix, MlpParams, Numerics,
-    Orientation, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedType,
-    StridedRef, WeightLayout,
+    Element, GatedLinearParams, Half, Matrix, MlpParams, Orientation, QuantizedGatedLinearParams,
+    QuantizedMatrix, QuantizedMlpParams, QuantizedType, StridedRef, WeightLayout,
 };
 use swiglu_core::random::quantized_matrix;
 use swiglu_core::{OwnedGateUp, Result};
 use swiglu_lab::peer::protocol::{
-    ACTIVATION_SCALE, STREAM_BIAS, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, STREAM_X,
+    ACTIVATION_SCALE, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, STREAM_X, biases,
+    normal_rows, scale,
 };
-use swiglu_lab::{Case, CaseOp, DeviceKind, Heat};
+use swiglu_lab::{Case, CaseOp};
 
 use crate::layer::Params;
-
-/// A case of this shape (M, K, H), with all else as it is where nobody says otherwise.
-pub(crate) fn case(device: DeviceKind, op: CaseOp, shape: [usize; 3], dtype: DType) -> Case {
-    let [m, hidden, intermediate] = shape;
-    Case {
-        device,
-        op,
-        m,
-        hidden: if op.has_weights() { hidden } else { 0 },
-        intermediate,
-        model: None,
-        dtype,
-        weights: None,
-        activation: Activation::SWIGLU,
-        numerics: Numerics::default_for(dtype),
-        arrangement: Arrangement::Separate,
-        orientation: Orientation::OutIn,
-        bias: false,
-        heat: Heat::Cold,
-    }
-}
 
 /// The matrix of [`swiglu_core::random::normal_matrix`], filled in parallel.
 pub(crate) fn normal<T: Element>(
@@ -44,11 +23,7 @@ pub(crate) fn normal<T: Element>(
     cols: usize,
     scale: f32,
 ) -> Result<Matrix<T>> {
-    let mut m = Matrix::zeros(rows, cols)?;
-    m.as_mut_slice().par_iter_mut().enumerate().for_each(|(i, v)| {
-        *v = T::from_f32(swiglu_core::random::normal(seed, i as u64) * scale);
-    });
-    Ok(m)
+    normal_rows(seed, (0..rows).into_par_iter(), cols, scale)
 }
 
 /// x `[M, K]`.
@@ -67,20 +42,6 @@ pub(crate) fn read<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>>
         all.push(normal(seed ^ STREAM_OUT_GRAD, case.m, cols, 1.0)?);
     }
     Ok(all)
-}
-
-/// Weights have a variance of about 1 / inputs, so that pre-activations of normal inputs are normal.
-fn scale(inputs: usize) -> f32 {
-    1.0 / (inputs.max(1) as f32).sqrt()
-}
-
-/// Of gate, up and down, where the case has any.
-fn biases(case: &Case, seed: u64) -> [Option<Vec<f32>>; 3] {
-    let lengths = [case.intermediate, case.intermediate, case.hidden];
-    std::array::from_fn(|which| {
-        let value = |i| swiglu_core::random::normal(seed ^ STREAM_BIAS[which], i);
-        case.bias.then(|| (0..lengths[which] as u64).map(value).collect())
-    })
 }
 
 /// The layer of a case, of elements in its layout.

@@ -19,7 +19,7 @@ mod weights;
 
 use std::env;
 use std::ffi::OsString;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::bail;
@@ -127,7 +127,7 @@ fn main() -> ExitCode {
         Ok(Verdict::Failed) => ExitCode::from(1),
         Ok(Verdict::Unfinished) => ExitCode::from(swiglu_lab::executor::STOPPED),
         // The reader has seen enough, for example `swiglu info | head -1`: it ends as programs do that wait for the signal.
-        Err(e) if e.downcast_ref().is_some_and(is_broken_pipe) => {
+        Err(e) if e.downcast_ref().is_some_and(terminal::is_unread) => {
             let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
             ExitCode::from(128 + SIGPIPE as u8)
         }
@@ -158,10 +158,6 @@ fn numbers_may_be_negative(command: Command) -> Command {
 fn print(help: &clap::Error) -> anyhow::Result<Verdict> {
     help.print().and_then(|()| io::stdout().flush()).map_err(terminal::named)?;
     Ok(Verdict::Passed)
-}
-
-fn is_broken_pipe(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::BrokenPipe
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Standard output, the progress on standard error, and how the program ends.
 
-use std::fmt::Display;
-use std::io::{self, BufWriter, IsTerminal, Read, Stdout, Write};
+use std::fmt::{self, Display};
+use std::io::{self, BufWriter, ErrorKind, IsTerminal, Read, Stdout, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -175,7 +175,7 @@ impl Terminal {
     /// A progress bar over `len` steps, hidden where nobody would see it.
     pub(crate) fn bar(&self, len: u64) -> ProgressBar {
         let bar = self.moving(ProgressBar::new(len));
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} eta {eta} {msg}") {
             bar.set_style(style);
         }
         bar
@@ -203,14 +203,38 @@ impl Write for Terminal {
     }
 }
 
-/// The system does not say what it could not write.
+/// That standard output could not be written, which the system does not say.
+#[derive(Debug)]
+struct Unwritten(io::Error);
+
+impl Display for Unwritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "standard output: {}", self.0)
+    }
+}
+
+impl std::error::Error for Unwritten {}
+
 pub(crate) fn named(error: io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("standard output: {error}"))
+    io::Error::new(error.kind(), Unwritten(error))
+}
+
+/// Whether whoever read standard output has gone. Other pipes, as that to a peer, break for other reasons.
+pub(crate) fn is_unread(error: &io::Error) -> bool {
+    let own = error.get_ref().is_some_and(|inner| inner.is::<Unwritten>());
+    own && error.kind() == ErrorKind::BrokenPipe
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_broken_pipe_is_that_of_standard_output_or_another() {
+        let broken = || io::Error::from(ErrorKind::BrokenPipe);
+        assert!(is_unread(&named(broken())) && !is_unread(&broken()));
+        assert!(!is_unread(&named(ErrorKind::StorageFull.into())));
+    }
 
     #[test]
     fn messages_of_the_library_name_options() {

@@ -81,6 +81,9 @@ fn where_kernels_cannot_be_kept_is_found_before_compiling() {
     let file = files.write("a-file", "");
     // Without a compiler the next complaint would be about that.
     let mut places = vec![file.clone(), format!("{file}/below")];
+    let link = files.name("link");
+    std::os::unix::fs::symlink("nowhere", &link).unwrap();
+    places.extend([link.clone(), format!("{link}/below")]);
     if Path::new("/proc").exists() {
         places.push("/proc/nowhere".into());
     }
@@ -93,9 +96,10 @@ fn where_kernels_cannot_be_kept_is_found_before_compiling() {
         for part in [out.as_str(), "cannot be kept here", "can be written"] {
             assert!(why.contains(part), "{part}: {why}");
         }
-        assert_eq!(why.lines().count(), 1, "{why}");
+        let says = why.contains("link is a symbolic link to nowhere, which is not there");
+        assert_eq!((why.lines().count(), says), (1, out.starts_with(&link)), "{why}");
     }
-    assert_eq!(files.list(), ["a-file"]);
+    assert_eq!(files.list(), ["a-file", "link"]);
 }
 
 #[test]

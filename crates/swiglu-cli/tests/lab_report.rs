@@ -6,6 +6,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use support::{command, definition, end, json_of, lab, locks, swiglu};
@@ -63,11 +64,6 @@ fn a_report_shows_a_run_with_its_ceilings_and_says_why_there_are_no_counters() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "notes\n\nof mine\n");
     // The same record again is the same report.
     assert_eq!(json_of(&report), document);
-    // Whether it can run here is asked where that is wanted.
-    assert!(!page.contains("ready here"));
-    json_of(&[&report[..], &["--ready"]].concat());
-    let asked = fs::read_to_string(out.join("experiments/tiny.html")).unwrap();
-    assert!(asked.contains("ready here") && asked.contains("peer swiglu on cpu"), "{asked}");
     // A broken definition is shown, and is an error.
     fs::write(dir.path().join("lab/experiments/broken.toml"), "schema = 1\nid = 7\n").unwrap();
     let ended = swiglu(&report);
@@ -186,13 +182,22 @@ fn backends_are_compared_in_a_table() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("triton: not available: peer"), "{ended:?}");
     bench(&["--backend", "numpy"]).refused_by_usage("numpy");
-    bench(&["--rows", "-1"]).refused_by_usage("number = -1");
+    swiglu(&["bench", "activation", "--rows", "-1"]).refused_by_usage("number = -1");
     // One that breaks is told, and the comparison is not whole.
     fs::write(peers.join("triton_peer.py"), "").unwrap();
     let broken = ["--backend", "triton", "--peers", peers.to_str().unwrap(), "--python", "false"];
     let ended = bench(&broken);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stdout.contains("triton: failed: "), "{ended:?}");
+    // So is one that no longer listens when it is asked, with its last words.
+    let deaf = "#!/bin/sh\nread -r hello\nexec 0<&-\necho '{\"type\":\"hello\",\"name\":\"deaf\"}'\n\
+                echo 'no memory left' >&2\nsleep 0.2\nexit 3\n";
+    fs::write(peers.join("triton"), deaf).unwrap();
+    fs::set_permissions(peers.join("triton"), fs::Permissions::from_mode(0o755)).unwrap();
+    let ended = bench(&broken);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let said = "triton: failed: peer `triton` ended on `prepare` (exit status: 3); it last said: no memory left";
+    assert!(ended.stdout.contains(said), "{ended:?}");
 }
 
 impl support::Ended {

@@ -56,8 +56,10 @@ impl CaseOp {
 
 named! {
     /// Where an experiment runs.
+    #[derive(Default)]
     pub enum DeviceKind {
         /// The processor.
+        #[default]
         Cpu = "cpu",
         /// The first CUDA device.
         Cuda = "cuda",
@@ -115,6 +117,40 @@ pub struct Case {
 }
 
 impl Case {
+    /// A case of this shape (M, K, H), with all else as it is where nobody says otherwise.
+    pub fn new(device: DeviceKind, op: CaseOp, shape: [usize; 3], dtype: DType) -> Self {
+        let [m, hidden, intermediate] = shape;
+        Self {
+            device,
+            op,
+            m,
+            hidden: if op.has_weights() { hidden } else { 0 },
+            intermediate,
+            model: None,
+            dtype,
+            weights: None,
+            activation: Activation::SWIGLU,
+            numerics: Numerics::default_for(dtype),
+            arrangement: Arrangement::Separate,
+            orientation: Orientation::OutIn,
+            bias: false,
+            heat: Heat::Cold,
+        }
+    }
+
+    /// Why its weights cannot be quantised so; none where they can.
+    pub fn refusal_of(&self, kind: QuantizedType) -> Option<String> {
+        let inputs = [self.hidden, self.intermediate];
+        let inputs = if self.op.is_block() { &inputs[..] } else { &inputs[..1] };
+        let broken = inputs.iter().find(|n| !n.is_multiple_of(kind.elements()));
+        match self.op {
+            CaseOp::MlpTrain => Some("quantised weights have no gradients".into()),
+            op if !op.has_weights() => Some(format!("the {op} has no weights")),
+            _ => broken
+                .map(|n| format!("{n} inputs are not whole {kind} blocks of {}", kind.elements())),
+        }
+    }
+
     /// What the case is known by within its experiment. The model's name is not part of it: two
     /// models of one shape are one case.
     pub fn key(&self) -> String {

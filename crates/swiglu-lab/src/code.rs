@@ -28,6 +28,13 @@ pub struct Code {
 }
 
 impl Code {
+    /// The commit in a few digits, for people.
+    pub fn short(&self) -> String {
+        let commit = self.commit.as_deref();
+        let short = commit.map_or("an unknown commit", |c| c.get(..9).unwrap_or(c));
+        format!("{short}{}", if self.dirty { ", with changes" } else { "" })
+    }
+
     /// What was noted in the lab `dir` when it was copied, else what git says of the repository around it.
     pub fn detect(dir: &Path) -> Self {
         let noted = || serde_json::from_slice(&std::fs::read(dir.join(COMMIT_FILE)).ok()?).ok();

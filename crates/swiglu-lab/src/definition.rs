@@ -21,8 +21,8 @@ pub use claim::{Against, Claim, ClaimKind};
 /// The schema of definitions that this program reads.
 pub const DEFINITION_SCHEMA: usize = 2;
 
-/// An experiment, its cases expanded and everything checked.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// An experiment, its cases expanded and everything checked; by default one that asks, measures and claims nothing.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Experiment {
     /// Unique, and the stem of its file.
     pub id: String,
@@ -32,16 +32,14 @@ pub struct Experiment {
     pub question: String,
     /// Why the answer matters.
     pub why: String,
-    /// What varies: fields of a case.
-    pub focus: Vec<String>,
     /// Where it runs.
     pub device: DeviceKind,
     /// Who competes.
     pub profiles: Vec<ProfileDef>,
     /// What is computed, in the order of the definition.
     pub cases: Vec<Case>,
-    /// What is measured.
-    pub metrics: Vec<MetricGroup>,
+    /// What is measured: latency, traffic, validation.
+    pub metrics: Vec<String>,
     /// How turns follow each other.
     pub pace: Pace,
     /// What is claimed.
@@ -132,17 +130,8 @@ impl Role {
     }
 }
 
-/// A group of metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum MetricGroup {
-    /// Time per call.
-    Latency,
-    /// Bytes and operations per second.
-    Traffic,
-    /// Distance from the oracle.
-    Validation,
-}
+/// Groups of metrics: time per call, bytes and operations per second, distance from the oracle.
+const METRICS: [&str; 3] = ["latency", "traffic", "validation"];
 
 impl Experiment {
     /// Reads one definition.
@@ -166,18 +155,15 @@ impl Experiment {
     /// The experiment of this id: `<dir>/<id>.toml`.
     ///
     /// # Errors
-    /// [`LabError::UnknownExperiment`] with those there are; else as [`Experiment::read`].
+    /// [`LabError::Name`] with those there are; else as [`Experiment::read`].
     pub fn find(dir: &Path, id: &str) -> Result<Self> {
         let files = files(dir)?;
-        let stems: Vec<String> = files.iter().map(|path| file_stem(path)).collect();
-        match stems.iter().position(|stem| stem == id) {
-            Some(at) => Self::read(&files[at]),
-            None => Err(LabError::UnknownExperiment {
-                id: id.to_owned(),
-                dir: dir.to_path_buf(),
-                choices: stems.join(", "),
-            }),
+        if let Some(file) = files.iter().find(|path| file_stem(path) == id) {
+            return Self::read(file);
         }
+        let stems: Vec<String> = files.iter().map(|path| file_stem(path)).collect();
+        let expected = format!("one of {}, in {}", stems.join(", "), dir.display());
+        Err(LabError::name("experiment", id, expected))
     }
 
     /// Reads a definition from text; `path` names it in errors and fixes its id.

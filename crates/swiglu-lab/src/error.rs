@@ -21,16 +21,6 @@ pub enum LabError {
         /// What was found and what was expected.
         message: String,
     },
-    /// There is no such experiment.
-    #[error("there is no experiment `{id}` in {}; choose one of: {choices}", dir.display())]
-    UnknownExperiment {
-        /// What was asked for.
-        id: String,
-        /// Where it was looked for.
-        dir: PathBuf,
-        /// The experiments there.
-        choices: String,
-    },
     /// A record cannot be believed or understood.
     #[error("{}: {why}; {advice}", path.display())]
     Record {
@@ -50,20 +40,8 @@ pub enum LabError {
         /// The runs, as they signed.
         holder: String,
     },
-    /// An experiment asks for an accelerator, and there is none.
-    #[error(
-        "experiment {experiment} measures a {device} device: {why}; run it on a machine with one. \
-         Nothing was recorded"
-    )]
-    NoDevice {
-        /// The experiment.
-        experiment: String,
-        /// The kind of device.
-        device: &'static str,
-        /// Why there is none.
-        why: String,
-    },
-    /// A name that becomes part of a file name or a command, or should be of something that is there.
+    /// A name that becomes part of a file name or a command, or should be of something that is there; or a selection
+    /// that leaves nothing.
     #[error("{what} `{given}`: expected {expected}")]
     Name {
         /// What is named.
@@ -72,16 +50,6 @@ pub enum LabError {
         given: String,
         /// What is accepted.
         expected: String,
-    },
-    /// A selection that leaves nothing.
-    #[error("{what} `{given}` matches nothing; choose from: {choices}")]
-    NothingSelected {
-        /// What was selected by.
-        what: &'static str,
-        /// The selection given.
-        given: String,
-        /// What there is.
-        choices: String,
     },
     /// A file or directory cannot be read or written.
     #[error("{action} {}: {source}", path.display())]
@@ -131,12 +99,6 @@ pub enum LabError {
         /// What to do.
         advice: String,
     },
-    /// A directory for a report has other things in it.
-    #[error(
-        "{}: is not empty and not a report of this program; choose another directory, or empty it",
-        .0.display()
-    )]
-    ForeignDirectory(PathBuf),
     /// A problem that the oracle refuses.
     #[error(transparent)]
     Core(#[from] swiglu_core::Error),

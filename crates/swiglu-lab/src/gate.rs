@@ -15,6 +15,7 @@ use crate::text::named;
 
 named! {
     /// What became of one profile in one case.
+    #[derive(Default)]
     pub enum Outcome {
         /// Within noise and tolerance.
         Held = "held",
@@ -25,12 +26,13 @@ named! {
         /// Noise reaches further than the tolerance: nobody knows whether it held.
         Undecided = "undecided",
         /// One of the two runs has no usable result.
+        #[default]
         NotComparable = "not-comparable",
     }
 }
 
 /// One of our profiles in one case, then and now.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Comparison {
     /// The case.
     pub case_key: String,
@@ -137,11 +139,7 @@ fn compare(
     let mut comparison = Comparison {
         case_key: now.case_key.clone(),
         profile: now.profile.clone(),
-        measure: String::new(),
-        old: None,
-        new: None,
-        outcome: Outcome::NotComparable,
-        reason: None,
+        ..Comparison::default()
     };
     let Some(then) = good(old, now, &now.profile) else {
         comparison.reason = Some("the record has no verified result".into());

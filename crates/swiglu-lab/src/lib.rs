@@ -35,11 +35,11 @@ pub use case::{Case, CaseOp, DeviceKind, Heat, MAX_EXTENT};
 pub use code::{COMMIT_FILE, Code, History};
 pub use decision::{Decision, DecisionStatus};
 pub use definition::{
-    Against, Claim, ClaimKind, DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef, Role,
+    Against, Claim, ClaimKind, DEFINITION_SCHEMA, Experiment, Pace, ProfileDef, Role,
 };
 pub use error::{LabError, Result};
 pub use ready::{Check, Readiness, quiet};
 pub use record::{Record, ResultEntry, Status};
-pub use runner::{Event, Finished, Laboratory, RunOptions, SEED, Stop};
+pub use runner::{Event, Finished, Laboratory, RunOptions, SEED};
 pub use verdict::{CaseRatio, RecordVerdict, Undecided, Verdict, VerdictState};
 pub use verify::complaint;

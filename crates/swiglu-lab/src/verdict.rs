@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::definition::{Against, Claim, Experiment};
+use crate::format::interval;
 use crate::record::{Interval, Opened, QUICK, Record, ResultEntry, Status};
 use crate::stats;
 use crate::text::named;
@@ -243,7 +244,7 @@ impl RecordVerdict {
     }
 
     fn headline(&self, claim: &Claim) -> String {
-        let Some(Interval { value, ci95: [low, high] }) = self.aggregate else {
+        let Some(aggregate) = self.aggregate else {
             return self.reasons.first().cloned().unwrap_or_default();
         };
         let cases = match self.cases.len() {
@@ -254,7 +255,7 @@ impl RecordVerdict {
             (0, _) | (_, None) => String::new(),
             (n, Some(floor)) => format!(", {n} below {floor}"),
         };
-        format!("{value:.2}× [{low:.2}, {high:.2}], {cases}{exceptions}")
+        format!("{}, {cases}{exceptions}", interval(aggregate))
     }
 }
 

@@ -30,7 +30,8 @@ const TF32_ROUNDOFF: f64 = 1.0 / 1024.0;
 pub(crate) struct Oracle {
     case: Case,
     seed: u64,
-    rows: Vec<usize>,
+    /// Those that peers are asked for.
+    pub(crate) rows: Vec<usize>,
     known: Vec<(Promise, Vec<Reference>)>,
 }
 
@@ -47,11 +48,6 @@ struct Promise {
 impl Oracle {
     pub(crate) fn new(case: &Case, seed: u64) -> Self {
         Self { case: case.clone(), seed, rows: rows_of(case, seed), known: Vec::new() }
-    }
-
-    /// The rows that peers are asked for.
-    pub(crate) fn rows(&self) -> &[usize] {
-        &self.rows
     }
 
     /// Judges the rows of a profile.

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use swiglu_lab::record::Store;
-use swiglu_lab::{Decision, Experiment, Verdict, VerdictState};
+use swiglu_lab::{CaseOp, Decision, DeviceKind, Experiment, Verdict, VerdictState};
 
 /// What the lab may weigh in the tree; older records are in the history.
 const MOST_BYTES: u64 = 3 << 20;
@@ -31,6 +31,23 @@ fn the_lab_stays_small() {
         ["decisions", "experiments", "peers", "records"].map(|part| bytes(&lab().join(part)));
     assert!(parts.iter().all(|part| *part > 0), "{parts:?}");
     assert!(parts.iter().sum::<u64>() <= MOST_BYTES, "{parts:?}");
+}
+
+/// Without AVX-512 a step of PyTorch in bfloat16 takes minutes: a run of both would never be complete there.
+#[test]
+fn training_on_a_cpu_is_asked_of_one_element_type_at_a_time() {
+    let experiments = Experiment::read_dir(&lab().join("experiments")).unwrap();
+    let mut asked = Vec::new();
+    for experiment in experiments.into_iter().map(Result::unwrap) {
+        let trains = experiment.cases.iter().all(|case| case.op == CaseOp::MlpTrain);
+        if trains && experiment.device == DeviceKind::Cpu {
+            let first = experiment.cases[0].dtype;
+            assert!(experiment.cases.iter().all(|case| case.dtype == first), "{}", experiment.id);
+            asked.push(first.to_string());
+        }
+    }
+    asked.sort();
+    assert_eq!(asked, ["bf16", "f32"]);
 }
 
 #[test]

@@ -15,7 +15,6 @@ use swiglu_lab::{Case, CaseOp, Heat, ProfileDef, ResultEntry, Role, SEED};
 
 use crate::args::{self, DeviceArgs, MathArgs, extent, one_of};
 use crate::ceilings::{self, Floor};
-use crate::inputs;
 use crate::layer::Params;
 use crate::table::{self, Table, number, or_dash};
 use crate::terminal::{Terminal, Verdict};
@@ -213,7 +212,7 @@ impl ExplainArgs {
         let shape = [self.m, self.hidden.unwrap_or(0), self.intermediate.unwrap_or(0)];
         let dtype = self.math.dtype.unwrap_or(DType::F32);
         let layout = self.layout(shape[2])?;
-        let case = inputs::case(args::kind(device), self.op, shape, dtype);
+        let case = Case::new(args::kind(device), self.op, shape, dtype);
         let case = Case {
             orientation: layout.orientation,
             arrangement: layout.arrangement,

@@ -15,7 +15,6 @@ use swiglu_cuda::{Target, Ways};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::args::{DeviceArgs, MathArgs, extents, layer_op, out_of_range};
-use crate::inputs;
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, shown};
 use crate::verbs::kernels::compile;
@@ -67,7 +66,7 @@ const OF_H: [usize; 14] = [1, 16, 64, 128, 144, 192, 256, 288, 320, 384, 448, 51
 impl TuneArgs {
     /// By weights: what is measured of the same ones stands together.
     fn cases(&self, dtype: DType) -> anyhow::Result<Vec<Case>> {
-        let case = |op, shape| self.math.case(inputs::case(DeviceKind::Cuda, op, shape, dtype));
+        let case = |op, shape| self.math.case(Case::new(DeviceKind::Cuda, op, shape, dtype));
         let op = self.op.unwrap_or(CaseOp::GatedLinear);
         let mut cases: Vec<Case> = self.shape.iter().map(|shape| case(op, *shape)).collect();
         if self.models {

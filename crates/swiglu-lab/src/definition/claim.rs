@@ -10,7 +10,7 @@ use crate::place::Place;
 
 /// What is claimed, in a form that records can answer. The statistic is the geometric mean over all cases of
 /// median(against) ÷ median(subject): above 1 the subject is faster.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Claim {
     /// The claim in words.
     pub text: String,
@@ -27,7 +27,7 @@ pub struct Claim {
 }
 
 /// What the statistic of a claim must reach, with a margin that noise allows.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum ClaimKind {
     /// The whole interval is at least 1, and the estimate at least the goal.
@@ -36,6 +36,7 @@ pub enum ClaimKind {
         goal: f64,
     },
     /// The whole interval is at least [`ClaimKind::NOT_SLOWER`].
+    #[default]
     NotSlower,
     /// The whole interval is at least this share of what a ceiling gives.
     Reaches {
@@ -74,6 +75,12 @@ pub enum Against {
     Profiles(Vec<String>),
     /// In each case the fastest of those with these roles that are available.
     Best(Vec<Role>),
+}
+
+impl Default for Against {
+    fn default() -> Self {
+        Self::Best(vec![Role::Baseline, Role::Peer])
+    }
 }
 
 #[derive(Deserialize)]

@@ -4,14 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Deserialize;
-use swiglu_core::{
-    Activation, Arrangement, BlockType, DType, Numerics, Orientation, QuantizedType,
-};
+use swiglu_core::{Activation, Arrangement, DType, Numerics, Orientation, QuantizedType};
 use toml::Spanned;
 
 use super::claim::{RawClaim, claim};
 use super::values::{Extent, Many};
-use super::{DEFINITION_SCHEMA, Experiment, MetricGroup, Pace, ProfileDef};
+use super::{DEFINITION_SCHEMA, Experiment, METRICS, Pace, ProfileDef};
 use crate::case::{Case, CaseOp, DeviceKind, Heat};
 use crate::error::Result;
 use crate::files::file_stem;
@@ -29,11 +27,12 @@ struct Raw {
     title: Spanned<String>,
     question: Spanned<String>,
     why: Spanned<String>,
-    #[serde(default)]
-    focus: Vec<String>,
+    /// What varies, for people.
+    #[serde(default, rename = "focus")]
+    _focus: Vec<String>,
     device: DeviceKind,
     profiles: Spanned<Vec<Spanned<ProfileDef>>>,
-    cases: Spanned<Vec<Spanned<RawCases>>>,
+    cases: Sweeps,
     metrics: RawMetrics,
     pace: Option<Spanned<Pace>>,
     claim: RawClaim,
@@ -41,6 +40,8 @@ struct Raw {
     #[serde(default)]
     decisions: Vec<Spanned<String>>,
 }
+
+type Sweeps = Spanned<Vec<Spanned<RawCases>>>;
 
 /// A sweep: the product of its arrays.
 #[derive(Deserialize)]
@@ -51,7 +52,7 @@ struct RawCases {
     shapes: Spanned<Vec<Spanned<Shape>>>,
     dtype: Many<Named<DType>>,
     /// Types of quantised weights; without them weights are of `dtype`.
-    weights: Option<Spanned<Many<Named<BlockType>>>>,
+    weights: Option<Spanned<Many<Named<QuantizedType>>>>,
     #[serde(default)]
     activation: Many<Activation>,
     #[serde(default)]
@@ -77,7 +78,7 @@ struct Shape {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawMetrics {
-    groups: Spanned<Vec<MetricGroup>>,
+    groups: Spanned<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -93,7 +94,7 @@ pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
     let raw: Raw = place.toml()?;
     header(&raw, &place)?;
     let profiles = profiles(&raw.profiles, &place)?;
-    let cases = cases(&raw, &place)?;
+    let cases = cases(raw.device, &raw.cases, &place)?;
     let claim = claim(raw.claim, &profiles, &place)?;
     let pace = pace(raw.pace, &place)?;
     let decisions = raw.decisions.into_iter().chain(raw.boundary.decisions);
@@ -102,7 +103,6 @@ pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
         title: raw.title.into_inner(),
         question: raw.question.into_inner(),
         why: raw.why.get_ref().trim().to_owned(),
-        focus: raw.focus,
         device: raw.device,
         profiles,
         cases,
@@ -141,8 +141,10 @@ fn header(raw: &Raw, place: &Place<'_>) -> Result<()> {
     place.expect_sentence("boundary.text", &raw.boundary.text)?;
     let message = "question: expected one sentence that ends in a question mark";
     place.expect(raw.question.get_ref().ends_with('?'), &raw.question, message)?;
-    let message = "no metric groups: expected some of latency, traffic, validation";
-    place.expect(!raw.metrics.groups.get_ref().is_empty(), &raw.metrics.groups, message)
+    let groups = &raw.metrics.groups;
+    let known = groups.get_ref().iter().all(|group| METRICS.contains(&group.as_str()));
+    let message = format!("metric groups: expected some of {}", METRICS.join(", "));
+    place.expect(known && !groups.get_ref().is_empty(), groups, message)
 }
 
 fn profiles(raw: &Spanned<Vec<Spanned<ProfileDef>>>, place: &Place<'_>) -> Result<Vec<ProfileDef>> {
@@ -161,11 +163,30 @@ fn profiles(raw: &Spanned<Vec<Spanned<ProfileDef>>>, place: &Place<'_>) -> Resul
     Ok(raw.get_ref().iter().map(|p| p.get_ref().clone()).collect())
 }
 
-fn cases(raw: &Raw, place: &Place<'_>) -> Result<Vec<Case>> {
+/// Sweeps without an experiment.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawSuite {
+    cases: Sweeps,
+}
+
+impl Case {
+    /// Reads the cases of a list of sweeps, `[[cases]]` as definitions have them; `path` names it in errors.
+    ///
+    /// # Errors
+    /// [`LabError::Definition`](crate::LabError::Definition).
+    pub fn read_sweeps(source: &str, path: &Path, device: DeviceKind) -> Result<Vec<Self>> {
+        let place = Place::new(source, path);
+        let RawSuite { cases } = place.toml()?;
+        self::cases(device, &cases, &place)
+    }
+}
+
+fn cases(device: DeviceKind, sweeps: &Sweeps, place: &Place<'_>) -> Result<Vec<Case>> {
     let mut seen = BTreeMap::new();
     let mut all = Vec::new();
-    for sweep in raw.cases.get_ref() {
-        for case in expand(raw.device, sweep.get_ref(), place)? {
+    for sweep in sweeps.get_ref() {
+        for case in expand(device, sweep.get_ref(), place)? {
             let key = case.key();
             if let Some(model) = seen.insert(key.clone(), case.model.clone()) {
                 let first = model.map(|m| format!(" (first for {m})")).unwrap_or_default();
@@ -177,7 +198,7 @@ fn cases(raw: &Raw, place: &Place<'_>) -> Result<Vec<Case>> {
         let message = format!("the sweep has more than {MAX_CASES} cases");
         place.expect(all.len() <= MAX_CASES, sweep, message)?;
     }
-    place.expect(!all.is_empty(), &raw.cases, "no cases: expected at least one [[cases]]")?;
+    place.expect(!all.is_empty(), sweeps, "no cases: expected at least one [[cases]]")?;
     Ok(all)
 }
 
@@ -190,32 +211,19 @@ fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec
             let fits = arrangement.validate(intermediate);
             fits.map_err(|e| place.at(shape.span(), e.to_string()))?;
         }
+        let model = &shape.get_ref().model;
+        let of = |m, dtype| Case::new(device, sweep.op, [m, hidden, intermediate], dtype);
+        let weights = weights(sweep, &of(1, DType::F32), place)?;
         for &Extent(m) in &sweep.m.get_ref().0 {
-            for (dtype, weights) in element_types(sweep, [hidden, intermediate], place)? {
-                let mut cases = vec![Case {
-                    device,
-                    op: sweep.op,
-                    m,
-                    hidden,
-                    intermediate,
-                    model: shape.get_ref().model.clone(),
-                    dtype,
-                    weights,
-                    activation: Activation::SWIGLU,
-                    numerics: Numerics::default_for(dtype),
-                    arrangement: Arrangement::Separate,
-                    orientation: Orientation::OutIn,
-                    bias: false,
-                    heat: Heat::Cold,
-                }];
-                vary(&mut cases, &sweep.activation, |case, activation| {
-                    case.activation = activation
-                });
-                vary(&mut cases, &sweep.numerics, |case, Named(n)| case.numerics = n);
-                vary(&mut cases, &sweep.arrangement, |case, Named(a)| case.arrangement = a);
-                vary(&mut cases, &sweep.orientation, |case, Named(o)| case.orientation = o);
-                vary(&mut cases, &sweep.bias, |case, bias| case.bias = bias);
-                vary(&mut cases, &sweep.heat, |case, heat| case.heat = heat);
+            for &Named(dtype) in &sweep.dtype.0 {
+                let mut cases = vec![Case { model: model.clone(), ..of(m, dtype) }];
+                vary(&mut cases, &weights, |case, weights| case.weights = weights);
+                vary(&mut cases, &sweep.activation.0, |case, a| case.activation = a);
+                vary(&mut cases, &sweep.numerics.0, |case, Named(n)| case.numerics = n);
+                vary(&mut cases, &sweep.arrangement.0, |case, Named(a)| case.arrangement = a);
+                vary(&mut cases, &sweep.orientation.0, |case, Named(o)| case.orientation = o);
+                vary(&mut cases, &sweep.bias.0, |case, bias| case.bias = bias);
+                vary(&mut cases, &sweep.heat.0, |case, heat| case.heat = heat);
                 all.extend(cases);
             }
         }
@@ -224,12 +232,12 @@ fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec
 }
 
 /// Each case with each value; as it is, if none was given.
-fn vary<T: Copy>(cases: &mut Vec<Case>, values: &Many<T>, set: impl Fn(&mut Case, T)) {
-    if values.0.is_empty() {
+fn vary<T: Copy>(cases: &mut Vec<Case>, values: &[T], set: impl Fn(&mut Case, T)) {
+    if values.is_empty() {
         return;
     }
     for case in std::mem::take(cases) {
-        for value in &values.0 {
+        for value in values {
             let mut varied = case.clone();
             set(&mut varied, *value);
             cases.push(varied);
@@ -237,33 +245,18 @@ fn vary<T: Copy>(cases: &mut Vec<Case>, values: &Many<T>, set: impl Fn(&mut Case
     }
 }
 
-/// The products of element types and types of quantised weights: of `[out, in]` matrices whose rows
-/// are whole blocks.
-fn element_types(
-    sweep: &RawCases,
-    extents: [usize; 2],
-    place: &Place<'_>,
-) -> Result<Vec<(DType, Option<QuantizedType>)>> {
-    let dtypes = sweep.dtype.0.iter().map(|&Named(dtype)| dtype);
-    let Some(given) = &sweep.weights else { return Ok(dtypes.map(|d| (d, None)).collect()) };
-    let blocks: Vec<BlockType> = given.get_ref().0.iter().map(|&Named(block)| block).collect();
-    for block in &blocks {
-        let inputs = if sweep.op.is_block() { &extents[..] } else { &extents[..1] };
-        let broken = inputs.iter().find(|n| !n.is_multiple_of(block.elements()));
-        let why = if !sweep.op.has_weights() {
-            format!("{} has no weights", sweep.op)
-        } else if sweep.op == CaseOp::MlpTrain {
-            "quantised weights have no gradients".into()
-        } else if !sweep.arrangement.0.is_empty() || !sweep.orientation.0.is_empty() {
-            "quantised weights are separate and out-in; expected no others".into()
-        } else if let Some(n) = broken {
-            format!("{n} inputs are not whole blocks of {}", block.elements())
-        } else {
-            continue;
-        };
-        return Err(place.at(given.span(), format!("weights = {block}: {why}")));
+/// The types of a sweep's weights, each of which its shape can have: rows of `[out, in]` matrices are whole blocks.
+fn weights(sweep: &RawCases, like: &Case, place: &Place<'_>) -> Result<Vec<Option<QuantizedType>>> {
+    let Some(given) = &sweep.weights else { return Ok(vec![None]) };
+    let laid_out = !sweep.arrangement.0.is_empty() || !sweep.orientation.0.is_empty();
+    let laid_out = laid_out
+        .then(|| "quantised weights are separate and out-in; expected no others".to_owned());
+    for &Named(kind) in &given.get_ref().0 {
+        if let Some(why) = like.refusal_of(kind).or_else(|| laid_out.clone()) {
+            return Err(place.at(given.span(), format!("weights = {kind}: {why}")));
+        }
     }
-    Ok(dtypes.flat_map(|d| blocks.iter().map(move |&block| (d, Some(block.into())))).collect())
+    Ok(given.get_ref().0.iter().map(|&Named(kind)| Some(kind)).collect())
 }
 
 /// K and H of a shape, which an operation without weights has no K of.

@@ -1,6 +1,6 @@
 //! The way of a job: from a bundle to a place, from there to records here.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::bundle::Bundle;
-use super::job::{Job, Jobs, Watch};
+use super::job::{Job, Jobs};
 use super::scheduler::{JobState, Polled};
 use super::script::{self, CARRIED};
 use super::spec::ExecutorKind;
@@ -280,7 +280,7 @@ impl Job {
     pub fn follow(
         &mut self,
         jobs: &Jobs,
-        _watch: &Watch,
+        _watch: &File,
         interrupted: &AtomicBool,
         tell: &mut dyn FnMut(JobEvent<'_>),
     ) -> Result<Outcome> {

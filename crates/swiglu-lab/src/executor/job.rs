@@ -79,12 +79,6 @@ pub struct Jobs {
     pub(super) dir: PathBuf,
 }
 
-/// Nobody else waits for a job while this is held.
-#[derive(Debug)]
-pub struct Watch {
-    _lock: File,
-}
-
 impl Jobs {
     /// Those of the lab in `lab`.
     pub fn new(lab: &Path) -> Self {
@@ -107,13 +101,12 @@ impl Jobs {
     /// The job of this name.
     ///
     /// # Errors
-    /// [`LabError::NothingSelected`], [`LabError::Io`].
+    /// [`LabError::Name`], [`LabError::Io`].
     pub fn find(&self, name: &str) -> Result<Job> {
         let all = self.all()?;
         let choices = all.iter().map(|job| job.name.as_str()).collect::<Vec<_>>().join(", ");
-        let given = name.to_owned();
         let found = all.into_iter().find(|job| job.name == name);
-        found.ok_or(LabError::NothingSelected { what: "job", given, choices })
+        found.ok_or_else(|| LabError::name("job", name, format!("one of {choices}")))
     }
 
     /// Writes what is known of a job.
@@ -123,11 +116,11 @@ impl Jobs {
         write_whole(&path, text.as_bytes(), ".tmp", 0o600)
     }
 
-    /// The right to submit a job and to wait for it.
+    /// The right to submit a job and to wait for it, of nobody else while the file is open.
     ///
     /// # Errors
     /// [`LabError::Refused`] if another process has it; [`LabError::Io`].
-    pub fn watch(&self, name: &str) -> Result<Watch> {
+    pub fn watch(&self, name: &str) -> Result<File> {
         let dir = self.dir.join(name);
         fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
         let path = dir.join("lock");
@@ -137,7 +130,7 @@ impl Jobs {
             why: "another `swiglu lab run` does".into(),
             advice: "see it with `swiglu lab status`",
         };
-        locked(&path, File::try_lock)?.map(|file| Watch { _lock: file }).ok_or_else(refused)
+        locked(&path, File::try_lock)?.ok_or_else(refused)
     }
 
     /// Submits a run to a place, or finds it there: a job of that name which has not ended is not submitted
@@ -147,7 +140,7 @@ impl Jobs {
     /// [`LabError::Refused`] by the place; what was there before is as it was.
     pub fn submit(
         &self,
-        _watch: &Watch,
+        _watch: &File,
         spec: &ExecutorSpec,
         request: &Request<'_>,
         tell: &mut dyn FnMut(JobEvent<'_>),

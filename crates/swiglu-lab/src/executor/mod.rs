@@ -16,7 +16,7 @@ mod spec;
 mod transport;
 
 pub use flow::{JobEvent, Merged, Outcome};
-pub use job::{Job, Jobs, Request, Watch};
+pub use job::{Job, Jobs, Request};
 pub use ready::readiness;
 pub use scheduler::{JobState, Polled, STOPPED};
 pub use script::ENVIRONMENT;

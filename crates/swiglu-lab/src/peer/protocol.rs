@@ -8,9 +8,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use swiglu_core::DType;
+use swiglu_core::random::normal;
+use swiglu_core::{DType, Element, Matrix};
 
 use crate::case::{Case, DeviceKind};
 use crate::definition::ProfileDef;
@@ -36,6 +38,39 @@ pub const STREAM_DOWN: u64 = 0x64;
 pub const STREAM_BIAS: [u64; 3] = [1, 2, 3];
 /// Scale of an activation's inputs.
 pub const ACTIVATION_SCALE: f32 = 2.0;
+
+/// Chosen rows of a stream's matrix.
+///
+/// # Errors
+/// If there is no memory for them.
+pub fn normal_rows<T: Element>(
+    stream: u64,
+    rows: impl IndexedParallelIterator<Item = usize>,
+    cols: usize,
+    scale: f32,
+) -> swiglu_core::Result<Matrix<T>> {
+    let mut m = Matrix::zeros(rows.len(), cols)?;
+    m.as_mut_slice().par_chunks_mut(cols.max(1)).zip(rows).for_each(|(row, r)| {
+        for (c, v) in row.iter_mut().enumerate() {
+            *v = T::from_f32(normal(stream, (r * cols + c) as u64) * scale);
+        }
+    });
+    Ok(m)
+}
+
+/// The scale of weights with so many inputs: pre-activations of normal inputs are about normal.
+pub fn scale(inputs: usize) -> f32 {
+    1.0 / (inputs.max(1) as f32).sqrt()
+}
+
+/// bg, bu and bd of a case that has them.
+pub fn biases(case: &Case, seed: u64) -> [Option<Vec<f32>>; 3] {
+    let lengths = [case.intermediate, case.intermediate, case.hidden];
+    std::array::from_fn(|which| {
+        let stream = seed ^ STREAM_BIAS[which];
+        case.bias.then(|| (0..lengths[which] as u64).map(|i| normal(stream, i)).collect())
+    })
+}
 
 /// What the host asks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -219,12 +254,14 @@ pub(crate) fn type_and_id(message: &impl Serialize) -> (String, Option<u64>) {
     (message["type"].as_str().unwrap_or_default().to_owned(), message["id"].as_u64())
 }
 
-/// Answers requests on standard input, a line each, on standard output: until the input ends or `answer` has none.
+/// Answers requests on standard input, a line each: until the input ends or `answer` has none.
 ///
 /// # Errors
 /// What reading or writing failed with; [`io::ErrorKind::InvalidData`] for a line that is no request.
-pub fn serve(mut answer: impl FnMut(&Request) -> Option<Reply>) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+pub fn serve(
+    out: &mut impl Write,
+    mut answer: impl FnMut(&Request) -> Option<Reply>,
+) -> io::Result<()> {
     for line in io::stdin().lock().lines() {
         let line = line?;
         let request = serde_json::from_str(&line).map_err(|e| {

@@ -11,8 +11,6 @@ use crate::format::{number, si, time};
 /// kernels on current NVIDIA devices, call by call and as nodes of a graph.
 const LAUNCH_US: f64 = 2.0;
 const GRAPH_NODE_US: f64 = 1.0;
-/// A synchronous allocation and release of device memory, in microseconds.
-const ALLOCATION_US: f64 = 10.0;
 /// Less than this fraction of the time is not worth a sentence.
 const WORTH: f64 = 0.01;
 /// A time is not just noise below its floor if it is by more than this.
@@ -33,10 +31,6 @@ pub struct Subject {
     pub graph: bool,
     /// Whether the data comes from memory.
     pub heat: Heat,
-    /// Whether each call allocates its workspace.
-    pub allocates: bool,
-    /// Whether each call rearranges the weights.
-    pub packs_weights: bool,
 }
 
 /// A change and what it would gain.
@@ -64,29 +58,10 @@ pub struct Analysis {
 }
 
 impl Subject {
-    /// Bytes that have to move: those of the problem, those of pre-activations that are written and
-    /// read again, those of weights that are packed. From and to memory, or the caches where data are hot.
+    /// Bytes that have to move: those of the problem, and those of pre-activations that are written and
+    /// read again. From and to memory, or the caches where data are hot.
     pub fn bytes(&self) -> f64 {
-        let packing = if self.packs_weights { 2.0 } else { 0.0 };
-        self.problem.compulsory_bytes()
-            + self.intermediate_bytes()
-            + packing * self.problem.weight_bytes()
-    }
-
-    /// What the bytes are held against.
-    fn traffic<'a>(&self, ceilings: &'a Ceilings) -> Option<&'a Ceiling> {
-        match self.heat {
-            Heat::Cold => ceilings.memory.as_ref(),
-            Heat::Hot => ceilings.cache.as_ref(),
-        }
-    }
-
-    /// What the operations are held against.
-    fn arithmetic<'a>(&self, ceilings: &'a Ceilings) -> Option<&'a Ceiling> {
-        match self.problem.op {
-            Op::Activation => ceilings.activation.as_ref(),
-            _ => ceilings.compute_of(self.problem.dtype),
-        }
+        self.problem.compulsory_bytes() + self.intermediate_bytes()
     }
 
     /// Gate and up, written by one kernel and read by the next.
@@ -109,8 +84,8 @@ impl Subject {
 
 /// Analyses a median time.
 pub fn analyse(subject: &Subject, us: f64, ceilings: &Ceilings) -> Analysis {
-    let memory = subject.traffic(ceilings).map(|c| c.per_second);
-    let compute = subject.arithmetic(ceilings).map(|c| c.per_second);
+    let memory = ceilings.traffic(subject.heat).map(|c| c.per_second);
+    let compute = ceilings.arithmetic(&subject.problem).map(|c| c.per_second);
     let work = Work { us, bytes: subject.bytes(), flops: subject.problem.flops() };
     let mut classified = classify(work, memory, compute);
     classified.class = match classified.class {
@@ -129,7 +104,7 @@ pub fn analyse(subject: &Subject, us: f64, ceilings: &Ceilings) -> Analysis {
 fn steps(subject: &Subject, us: f64, at: &Classified, memory: Option<f64>) -> Vec<Step> {
     let floor = at.floor_us().unwrap_or(0.0);
     let moved = |bytes: f64| memory.filter(|b| *b > 0.0).map_or(0.0, |b| bytes / b * 1e6);
-    let (between, weights) = (subject.intermediate_bytes(), subject.problem.weight_bytes());
+    let between = subject.intermediate_bytes();
     let (cuda, graph) = (subject.device == DeviceKind::Cuda, subject.graph);
     let fewest = subject.fewest_launches();
     let spare = subject.launches.saturating_sub(fewest);
@@ -145,12 +120,6 @@ fn steps(subject: &Subject, us: f64, at: &Classified, memory: Option<f64>) -> Ve
             moved(between),
         ),
         (
-            subject.packs_weights,
-            "pack the weights once, when the layer is built".into(),
-            format!("{} read and written per call", si(weights, "B")),
-            moved(2.0 * weights),
-        ),
-        (
             cuda,
             format!("start {spare} {kernels} fewer: {fewest} do"),
             format!("about {each} µs each"),
@@ -161,12 +130,6 @@ fn steps(subject: &Subject, us: f64, at: &Classified, memory: Option<f64>) -> Ve
             "replay the calls as a captured graph".into(),
             format!("about {saved} µs for each launch"),
             subject.launches as f64 * saved,
-        ),
-        (
-            cuda && subject.allocates,
-            "keep the workspace between calls".into(),
-            format!("an allocation waits for the device, about {ALLOCATION_US} µs"),
-            ALLOCATION_US,
         ),
     ];
     let step = |(can, action, because, gain): (bool, String, String, f64)| {
@@ -212,7 +175,8 @@ fn paragraph(
     let mut out = format!("A call takes {}", time(us));
     let part = |floor: Option<f64>| floor.map(|f| 100.0 * f / us);
     let (memory, compute) = (part(at.memory_us), part(at.compute_us));
-    let (traffic, arithmetic) = (subject.traffic(ceilings), subject.arithmetic(ceilings));
+    let (traffic, arithmetic) =
+        (ceilings.traffic(subject.heat), ceilings.arithmetic(&subject.problem));
     let amount = |x: f64, per: &str| match subject.problem.op {
         Op::Activation => format!("{} results{per}", si(x, "").trim_end()),
         _ => si(x, &format!("FLOP{per}")),

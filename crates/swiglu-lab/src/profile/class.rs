@@ -3,7 +3,9 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use swiglu_core::DType;
+use swiglu_core::{DType, Op, Problem};
+
+use crate::case::Heat;
 
 /// What a kernel's time consists of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,6 +112,22 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
+    /// What bytes are held against.
+    pub fn traffic(&self, heat: Heat) -> Option<&Ceiling> {
+        match heat {
+            Heat::Cold => self.memory.as_ref(),
+            Heat::Hot => self.cache.as_ref(),
+        }
+    }
+
+    /// What operations are held against.
+    pub fn arithmetic(&self, problem: &Problem) -> Option<&Ceiling> {
+        match problem.op {
+            Op::Activation => self.activation.as_ref(),
+            _ => self.compute_of(problem.dtype),
+        }
+    }
+
     /// The limit of arithmetic in an element type: its own, else that of any type, which is the one
     /// whose name begins with none.
     pub fn compute_of(&self, dtype: DType) -> Option<&Ceiling> {

@@ -15,7 +15,7 @@ use crate::peer::protocol::{PROTOCOL, Request};
 use crate::record::{Profiled, ResultEntry, Status};
 
 /// The written analysis of a result; none where nothing was measured, or where it is not known how it
-/// was computed: that is known of our own ways, and of those that show what a habit costs.
+/// was computed, which is known of our own ways.
 pub fn analyse_result(
     experiment: &Experiment,
     case: &Case,
@@ -30,23 +30,14 @@ pub fn analyse_result(
 fn subject(profile: &ProfileDef, case: &Case, result: &ResultEntry) -> Option<Subject> {
     let problem = case.problem()?;
     let option = |name: &str| profile.options.get(name);
-    // What a way does in each call and need not, by the name that peers have for it.
-    let (allocates, packs_weights) = match option("way").and_then(|v| v.as_str()) {
-        Some("alloc_each_call") => (true, false),
-        Some("pack_each_call") => (false, true),
-        Some("alloc_and_pack_each_call") => (true, true),
-        _ => (false, false),
-    };
-    let wasteful = allocates || packs_weights;
-    if profile.role != Role::Ours && !wasteful {
+    if profile.role != Role::Ours {
         return None;
     }
-    // Our peer tells the plan; the wasteful ways are products with an activation behind.
+    // Our peer tells the plan.
     let said = || result.plan.iter().chain(&result.notes);
     let noted = |word: &str| said().any(|n| n.split([' ', ',']).any(|w| w == word));
     let asked = option("path").and_then(|v| v.as_str()) == Some("unfused");
-    let unfused = noted("unfused") || asked || wasteful;
-    let path = if unfused { Path::Unfused } else { Path::Fused };
+    let path = if noted("unfused") || asked { Path::Unfused } else { Path::Fused };
     let launches = match (problem.op, path) {
         (Op::Mlp, Path::Unfused) => 3,
         (Op::GatedLinear, Path::Unfused) | (Op::Mlp, Path::Fused) => 2,
@@ -60,8 +51,6 @@ fn subject(profile: &ProfileDef, case: &Case, result: &ResultEntry) -> Option<Su
         launches,
         graph: graph && case.device == DeviceKind::Cuda,
         heat: case.heat,
-        allocates,
-        packs_weights,
     })
 }
 

@@ -143,10 +143,6 @@ pub struct Versus {
     pub low: f64,
     /// The upper end.
     pub high: f64,
-    /// How the interval was worked out.
-    pub method: String,
-    /// Over so many preparations.
-    pub preparations: usize,
 }
 
 /// What a set of times says, in microseconds.

@@ -15,7 +15,7 @@ use crate::profile::{Ceiling, Ceilings, KernelCounters};
 pub const RECORD_SCHEMA: u32 = 2;
 
 /// One run of an experiment on one machine.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// [`RECORD_SCHEMA`].
     pub schema: u32,
@@ -58,7 +58,7 @@ pub struct Record {
 }
 
 /// The machine that a record was taken on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Short and stable: the directory of its records.
     pub name: String,
@@ -116,7 +116,7 @@ pub struct Executed {
 }
 
 /// How samples were taken.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProtocolUsed {
     /// Turns of each profile in each case.
     pub turns: usize,

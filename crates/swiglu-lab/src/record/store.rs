@@ -148,8 +148,7 @@ impl Store {
         let named = |path: &PathBuf| {
             let name = file_name(path);
             let date = name.get(..DATE_LEN).unwrap_or_default();
-            let of = |run: &str| name == format!("{date}-{experiment}-{run}.json");
-            of(run_id) || of(undated(run_id, date))
+            name == format!("{date}-{experiment}-{}.json", undated(run_id, date))
         };
         for path in files_of(&dir, experiment)?.into_iter().filter(named) {
             let opened = Opened::read(&path)?;
@@ -195,8 +194,8 @@ impl Store {
             let name = file_name(&leftover);
             let Some(rest) = name.strip_prefix(TEMPORARY) else { continue };
             let own = rest.split_at_checked(DATE_LEN).is_some_and(|(date, rest)| {
-                let of = |run: &str| rest.starts_with(&format!("-{run}{UNFINISHED_END}"));
-                of(run) || of(&run.replacen(&format!("{date}-"), "", 1))
+                let run = run.replacen(&format!("{date}-"), "", 1);
+                rest.starts_with(&format!("-{run}{UNFINISHED_END}"))
             });
             if measured == Measured::Machine || own {
                 fs::remove_file(&leftover).map_err(LabError::io("remove", &leftover))?;

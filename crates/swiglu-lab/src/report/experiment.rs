@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use maud::{Markup, html};
 
 use super::evidence::{Labels, cases, groups, place_of, ranked, rivals, series, shown};
-use super::index::{headline, ready_badge, whence};
+use super::index::{headline, whence};
 use super::page::{FOLDER, badge, columns, folded, frame, key, or_dash, prose, section, table};
 use super::{Entry, Site, age_in_words, decision, evidence, plots, run};
 use crate::case::Case;
@@ -26,7 +26,7 @@ pub(super) fn page(site: &Site, entry: &Entry) -> String {
     let decisive = entry.verdict.decisive();
     let main = html! {
         header.page {
-            p.state { (badge(entry.verdict.state)) " " (ready_badge(site, &e.id)) }
+            p.state { (badge(entry.verdict.state)) }
             h1 { (e.title) }
             p.lead { (e.question) }
             div.answer {
@@ -55,7 +55,7 @@ pub(super) fn page(site: &Site, entry: &Entry) -> String {
         (section("claim", "Claim and judgement", Some(judgement(entry))))
         @if let Some(opened) = shown(entry) { (everything(e, opened)) }
         (section("why", "Why it matters", Some(prose(&e.why))))
-        (section("runs", "Runs", Some(runs(site, entry))))
+        (section("runs", "Runs", Some(runs(entry))))
     };
     frame(FOLDER, &e.title, &main)
 }
@@ -129,46 +129,7 @@ fn planned(e: &Experiment) -> Markup {
 
 /// What names of cases and ways stand for.
 fn words() -> Markup {
-    let words = [
-        (
-            "K → H, M",
-            "K input features become H intermediate ones. M tokens go through in one call.",
-        ),
-        (
-            "activation, gated-linear, mlp, mlp-train",
-            "The activation alone, with -backward its gradients; two products with the activation of theirs; the \
-             whole feed-forward block; a training step of it, forward and backward.",
-        ),
-        (
-            "f32, f16, bf16; Q4_0, Q8_0, …",
-            "The type of values; of quantised weights, by GGUF's names.",
-        ),
-        (
-            "fused+fast, eager+precise, …",
-            "Where values between the steps are rounded, and how exactly the exponential is computed.",
-        ),
-        (
-            "separate, out-in",
-            "How weights lie in memory: gate and up as two matrices, of a row for each output.",
-        ),
-        ("cold, hot", "Whether a call finds its data in memory alone, or in the caches."),
-        (
-            "ours, baseline, peer, ceiling, warning",
-            "This project; what users have today; a competitor; a limit, which computes less than the case and is never ranked; \
-             a way that is known to be bad.",
-        ),
-        (
-            "ratio",
-            "The time of the fastest of the others by that of ours, both medians: above 1 ours is faster. In \
-             brackets is its 95 % interval.",
-        ),
-    ];
-    folded(
-        "What the words mean",
-        &html! {
-            dl.analyses { @for (word, meaning) in words { dt { (word) } dd { (meaning) } } }
-        },
-    )
+    folded("What the words mean", &prose(include_str!("words.md")))
 }
 
 /// What the claim asks for, and why it is judged so.
@@ -187,7 +148,7 @@ fn judgement(entry: &Entry) -> Markup {
         }
         @if !entry.refused.is_empty() {
             (folded("Files that are no records", &html! {
-                ul { @for text in &entry.refused { li { code { (text) } } } }
+                ul { @for refused in &entry.refused { li { code { (refused.error) } } } }
             }))
         }
     }
@@ -332,8 +293,8 @@ fn profiles(e: &Experiment) -> Markup {
     table("Who competes, and how each is asked", &columns, &rows)
 }
 
-/// Every run with what it says and where it ran, whether one could run here now, and how to start it.
-fn runs(site: &Site, entry: &Entry) -> Markup {
+/// Every run with what it says and where it ran, and how to start one.
+fn runs(entry: &Entry) -> Markup {
     let id = &entry.experiment.id;
     let verdict_of = |place| {
         let mut all = entry.verdict.machines.iter();
@@ -354,7 +315,7 @@ fn runs(site: &Site, entry: &Entry) -> Markup {
             or_dash(verdict.and_then(|v| v.aggregate).map(interval)),
             or_dash(verdict.map(|v| v.exceptions.len().to_string())),
             html! {
-                span.key { (day(&r.finished)) " at " (run::commit(r)) }
+                span.key { (day(&r.finished)) " at " (r.code.short()) }
                 span.sub.key { (age_in_words(entry.ages.get(place).copied().flatten())) }
             },
         ]
@@ -366,7 +327,6 @@ fn runs(site: &Site, entry: &Entry) -> Markup {
         @else {
             (table("Of each machine the newest complete run counts, and the worst of them decides", &columns, &rows))
         }
-        @if let Some(checks) = site.ready.get(id) { (run::readiness(checks)) }
         h3 { "How to run it" }
         p {
             "From the root of the repository, on a machine that is otherwise idle. The same id goes \

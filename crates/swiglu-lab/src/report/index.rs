@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::evidence::rivals;
 use super::page::{ROOT, badge, frame, section, sign};
-use super::{Entry, Site, decision, experiment, plots};
+use super::{Entry, Site, age_in_words, decision, experiment, plots};
 use crate::case::DeviceKind;
 use crate::format::{day, ratio};
 use crate::verdict::VerdictState;
@@ -44,7 +44,7 @@ pub(super) fn page(site: &Site) -> String {
                 @let (measured, others): (Vec<_>, Vec<_>) =
                     site.experiments.iter().partition(|e| e.verdict.state != VerdictState::NotRun);
                 @for entry in measured.into_iter().chain(others) {
-                    li.{ "is-" (sign(entry.verdict.state).0) } { (card(site, entry)) }
+                    li.{ "is-" (sign(entry.verdict.state).0) } { (card(entry)) }
                 }
             }
         }
@@ -56,12 +56,12 @@ pub(super) fn page(site: &Site) -> String {
     frame(ROOT, "Experiments", &main)
 }
 
-fn card(site: &Site, entry: &Entry) -> Markup {
+fn card(entry: &Entry) -> Markup {
     let e = &entry.experiment;
     html! {
         article.card {
             div.asked {
-                p.state { (badge(entry.verdict.state)) " " (ready_badge(site, &e.id)) }
+                p.state { (badge(entry.verdict.state)) }
                 h3 { a href=(experiment::path(&e.id)) { (e.title) } }
                 p { (e.question) }
                 p.meta { (whence(entry)) }
@@ -105,24 +105,13 @@ pub(super) fn whence(entry: &Entry) -> Markup {
                 ", one of " (machines.len()) " machines, " (ratio(low)) " to " (ratio(high))
             }
             " · " time datetime=(day(&decisive.finished)) { (day(&decisive.finished)) }
-            " · " (entry.age_of(decisive))
+            " · " (age_in_words(entry.age()))
         } @else {
             (entry.experiment.cases.len()) " cases, on "
             @match entry.experiment.device {
                 DeviceKind::Cpu => "a CPU",
                 DeviceKind::Cuda => "a CUDA device",
             }
-        }
-    }
-}
-
-/// Whether everything that a run needs is here; nothing where nobody looked.
-pub(super) fn ready_badge(site: &Site, id: &str) -> Markup {
-    let checks = site.ready.get(id);
-    html! {
-        @if let Some(checks) = checks {
-            @if checks.iter().all(|c| c.ok) { span.badge.good { "ready here" } }
-            @else { span.badge.none { "not ready here" } }
         }
     }
 }

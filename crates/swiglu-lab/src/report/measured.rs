@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::evidence::{Labels, groups, median, opened_of, rivals};
-use super::{Entry, Site, run};
+use super::{Entry, Site};
 use crate::case::Case;
 use crate::format::{DASH, interval};
 use crate::record::{Opened, Record};
@@ -54,7 +54,7 @@ fn summary(root: &Path, entry: &Entry) -> Vec<Vec<String>> {
             found.cases.len().to_string(),
             found.exceptions.len().to_string(),
             opened.map_or(found.machine.clone(), link),
-            opened.map_or(DASH.into(), |o| run::commit(&o.record)),
+            opened.map_or(DASH.into(), |o| o.record.code.short()),
         ];
         let asked = if i == 0 { asked.clone() } else { Default::default() };
         asked.into_iter().chain(found).collect()

@@ -21,9 +21,8 @@ use crate::decision::Decision;
 use crate::definition::Experiment;
 use crate::error::{LabError, Result};
 use crate::files::file_stem;
-use crate::ready::Check;
-use crate::record::{Opened, Store};
-use crate::verdict::{RecordVerdict, Verdict};
+use crate::record::{Opened, Refused, Store};
+use crate::verdict::Verdict;
 
 /// Says that a directory is a report of ours, which may be replaced.
 const MARK: &str = ".swiglu-lab-report";
@@ -40,19 +39,32 @@ pub struct Entry {
     pub records: Vec<Opened>,
     /// Of each record, how many commits to the backend came after it; none where nobody knows.
     pub ages: Vec<Option<u64>>,
-    /// Files that are no believable records, each with the reason.
-    pub refused: Vec<String>,
+    /// Files that are no believable records.
+    pub refused: Vec<Refused>,
 }
 
 impl Entry {
-    /// The age of the record that a verdict is of, in words.
-    fn age_of(&self, verdict: &RecordVerdict) -> String {
-        let place = evidence::place_of(self, verdict);
-        age_in_words(place.and_then(|place| self.ages.get(place).copied().flatten()))
+    /// An experiment with its records, and the files that are none.
+    ///
+    /// # Errors
+    /// [`LabError::Io`] if a directory cannot be read.
+    pub fn of(experiment: Experiment, store: &Store, history: &History) -> Result<Self> {
+        let (records, refused) = store.of_experiment(&experiment.id)?;
+        let verdict = Verdict::of(&experiment, &records);
+        let age = |o: &Opened| history.age(&o.record.code, experiment.device);
+        let ages = records.iter().map(age).collect();
+        Ok(Self { experiment, verdict, records, ages, refused })
+    }
+
+    /// The age of the record that the verdict is of.
+    pub fn age(&self) -> Option<u64> {
+        let place = evidence::place_of(self, self.verdict.decisive()?)?;
+        self.ages.get(place).copied().flatten()
     }
 }
 
-fn age_in_words(age: Option<u64>) -> String {
+/// Commits to the backend since a record was taken.
+pub fn age_in_words(age: Option<u64>) -> String {
     match age {
         Some(1) => "1 commit to this backend since".into(),
         Some(n) => format!("{n} commits to this backend since"),
@@ -71,8 +83,6 @@ pub struct Site {
     pub broken: Vec<String>,
     /// Records that no experiment counts, each with the reason: they are not shown.
     pub strays: Vec<String>,
-    /// What a run would need here and whether it is there, by experiment; nothing is said of others.
-    pub ready: BTreeMap<String, Vec<Check>>,
 }
 
 /// Files of the site by their path in it.
@@ -91,15 +101,11 @@ impl Site {
         for definition in Experiment::read_dir(&definitions)? {
             match definition {
                 Ok(experiment) => {
-                    let (records, refused) = store.of_experiment(&experiment.id)?;
-                    let verdict = Verdict::of(&experiment, &records);
-                    ids.push(experiment.id.clone());
-                    counted.extend(records.iter().map(|r| r.path.clone()));
-                    counted.extend(refused.iter().map(|r| r.path.clone()));
-                    let refused = refused.iter().map(|r| r.error.to_string()).collect();
-                    let age = |o: &Opened| history.age(&o.record.code, experiment.device);
-                    let ages = records.iter().map(age).collect();
-                    site.experiments.push(Entry { experiment, verdict, records, ages, refused });
+                    let entry = Entry::of(experiment, store, history)?;
+                    ids.push(entry.experiment.id.clone());
+                    counted.extend(entry.records.iter().map(|r| r.path.clone()));
+                    counted.extend(entry.refused.iter().map(|r| r.path.clone()));
+                    site.experiments.push(entry);
                 }
                 Err(error) => {
                     let LabError::Definition { path, .. } = &error else { return Err(error) };
@@ -122,9 +128,10 @@ impl Site {
     }
 
     /// Everything that could not be read: definitions, decisions, records.
-    pub fn troubles(&self) -> Vec<&str> {
+    pub fn troubles(&self) -> Vec<String> {
         let refused = self.experiments.iter().flat_map(|e| &e.refused);
-        self.broken.iter().chain(refused).map(String::as_str).collect()
+        let refused = refused.map(|refused| refused.error.to_string());
+        self.broken.iter().cloned().chain(refused).collect()
     }
 
     /// All files: pages, the stylesheet, and copies of the records that pages link to.
@@ -163,7 +170,7 @@ impl Site {
     /// the old report that are not in the new one go. The number of pages.
     ///
     /// # Errors
-    /// [`LabError::ForeignDirectory`], [`LabError::Io`]; the old report is complete until all pages are made.
+    /// [`LabError::Refused`], [`LabError::Io`]; the old report is complete until all pages are made.
     pub fn write(&self, out: &Path) -> Result<usize> {
         let old = listed(out)?;
         let files = self.files()?;
@@ -196,7 +203,12 @@ fn listed(out: &Path) -> Result<Vec<String>> {
     }
     match fs::read_dir(out) {
         Ok(mut entries) => match entries.next() {
-            Some(_) => Err(LabError::ForeignDirectory(out.into())),
+            Some(_) => Err(LabError::Refused {
+                place: out.display().to_string(),
+                what: "writing a report there",
+                why: "it is not empty and not a report of this program".into(),
+                advice: "choose another directory, or empty it",
+            }),
             None => Ok(Vec::new()),
         },
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),

@@ -21,16 +21,13 @@ fn claimed(entry: &Entry, verdict: &RecordVerdict, width: Width) -> (f64, Bars) 
     let (limit, labels) = (e.claim.kind.limit(), Labels::of(e.cases.iter()));
     let bar = |case: &Case| {
         let found = verdict.case(&case.key())?;
-        let [q1, q3] = found.ratio.ci95;
         Some(Bar {
             label: labels.case(case),
             value: match width {
                 Width::Narrow => ratio(found.ratio.value),
                 Width::Wide => format!("{} of {}", interval(found.ratio), found.against),
             },
-            median: found.ratio.value,
-            q1,
-            q3,
+            ratio: found.ratio,
             series: usize::from(found.ratio.value < limit),
         })
     };
@@ -62,7 +59,7 @@ pub(super) fn answer(entry: &Entry, verdict: &RecordVerdict) -> Option<Markup> {
     };
     let draw = |width| {
         let (limit, bars) = claimed(entry, verdict, width);
-        bars.ratios(limit, width)
+        bars.svg(limit, width)
     };
     figure(draw, &caption)
 }

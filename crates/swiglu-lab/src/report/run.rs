@@ -1,4 +1,4 @@
-//! The page of a run: where, when, with what, and every result. And what a run needs.
+//! The page of a run: where, when, with what, and every result.
 
 use maud::{Markup, html};
 
@@ -7,9 +7,8 @@ use super::page::{FOLDER, columns, frame, key, or_dash, section, table};
 use super::{Entry, experiment};
 use crate::definition::Experiment;
 use crate::files::file_stem;
-use crate::format::{DASH, error, interval, number, si, time};
+use crate::format::{error, interval, number, si, time};
 use crate::profile::KernelCounters;
-use crate::ready::Check;
 use crate::record::{Clocks, Executed, Opened, Profiled, QUICK, Record, ResultEntry, Status};
 
 /// The record's file without its folder and extension, after the machine's name.
@@ -53,13 +52,6 @@ fn executed(e: &Executed) -> String {
         Some(format!("bundle {}", e.bundle)),
     ];
     known.into_iter().flatten().collect::<Vec<_>>().join(", ")
-}
-
-/// The commit that was measured.
-pub(super) fn commit(record: &Record) -> String {
-    let commit = record.code.commit.as_deref();
-    let short = commit.map_or("not known", |c| c.get(..9).unwrap_or(c));
-    format!("{short}{}", if record.code.dirty { ", with changes" } else { "" })
 }
 
 pub(super) fn page(entry: &Entry, opened: &Opened) -> String {
@@ -108,7 +100,7 @@ fn facts(r: &Record) -> Markup {
         ("Memory", Some(format!("{} GiB", number(m.memory_bytes as f64 / f64::from(1 << 30))))),
         ("System", Some(m.os.clone())),
         ("Time", Some(format!("{} to {}{complete}", r.started, r.finished))),
-        ("Commit", r.code.commit.as_ref().map(|_| commit(r))),
+        ("Commit", r.code.commit.as_ref().map(|_| r.code.short())),
         ("Protocol", Some(protocol)),
         ("Clocks", clocks(r)),
         ("Ceilings", Some(ceilings.collect::<Vec<_>>().join(", ")).filter(|c| !c.is_empty())),
@@ -202,31 +194,4 @@ fn counted(profiled: &Profiled) -> Vec<String> {
     };
     let nothing = profiled.reason.clone().filter(|_| profiled.kernels.is_empty());
     profiled.kernels.iter().map(line).chain(nothing).collect()
-}
-
-/// What a run needs and whether it is here; what is missing comes first, with what to do.
-pub(super) fn readiness(checks: &[Check]) -> Markup {
-    let row = |c: &Check| {
-        vec![
-            html! { (c.what) },
-            html! { @if c.ok { span.good { "✓ yes" } } @else { span.bad { "✕ no" } } },
-            html! {
-                (c.found.as_deref().unwrap_or(DASH))
-                @if let Some(advice) = c.advice.as_ref().filter(|_| !c.ok) { span.sub { (advice) } }
-            },
-        ]
-    };
-    let (there, missing): (Vec<_>, Vec<_>) = checks.iter().partition(|c| c.ok);
-    let rows: Vec<_> = missing.iter().chain(&there).map(|c| row(c)).collect();
-    let caption = match missing.len() {
-        0 => "Everything that a run needs is here.".to_owned(),
-        n => format!(
-            "A run is not possible here as it is: {n} of {} things are missing.",
-            checks.len()
-        ),
-    };
-    html! {
-        h3 { "Here" }
-        (table(&caption, &columns(["needed", "here", "found, or what to do"]), &rows))
-    }
 }

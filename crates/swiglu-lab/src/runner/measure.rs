@@ -206,7 +206,7 @@ impl<'a, 'p> CaseRun<'a, 'p> {
         }
         if definition.role.is_verified() {
             (self.watch)(Event::Profile { id: &definition.id, what: "verifying" });
-            let request = Request::Verify { id, rows: self.oracle.rows().to_vec() };
+            let request = Request::Verify { id, rows: self.oracle.rows.clone() };
             let (shape, dtype, rows, data) = match self.ask(profile, &request)? {
                 Reply::Verified { shape, dtype, rows, data, .. } => (shape, dtype, rows, data),
                 other => return Err(Fault::of(profile, other)),

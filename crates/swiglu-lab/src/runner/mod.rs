@@ -45,19 +45,8 @@ pub struct RunOptions {
     pub settle: Duration,
     /// Where this happens, if an executor started it.
     pub executor: Option<Executed>,
-    /// Ends the run after the case in progress.
-    pub stop: Stop,
-}
-
-/// Asks a run to end after the case in progress; what is measured does not depend on it.
-#[derive(Debug, Clone, Default)]
-pub struct Stop(pub Arc<AtomicBool>);
-
-impl Stop {
-    /// Whether it was asked.
-    pub fn asked(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
+    /// Asks the run to end after the case in progress; what is measured does not depend on it.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl RunOptions {
@@ -81,17 +70,23 @@ impl RunOptions {
             until_decided: None,
             settle: SETTLE,
             executor: None,
-            stop: Stop::default(),
+            stop: Arc::default(),
         }
     }
 
-    /// Refuses a selection that leaves nothing of an experiment, before anything is begun for it.
+    /// Refuses a selection that leaves nothing of an experiment, and a run id that cannot be part of a file name,
+    /// before anything is begun for it.
     ///
     /// # Errors
-    /// [`LabError::NothingSelected`].
-    pub fn expect_selection(&self, experiment: &Experiment) -> Result<()> {
+    /// [`LabError::Name`].
+    pub fn validate(&self, experiment: &Experiment) -> Result<()> {
+        LabError::expect_name("run id", &self.run_id)?;
         self.selected_profiles(experiment)?;
         self.selected_cases(experiment).map(|_| ())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
     }
 
     fn selected_profiles<'e>(&self, experiment: &'e Experiment) -> Result<Vec<&'e ProfileDef>> {
@@ -100,11 +95,9 @@ impl RunOptions {
         let unknown = wanted.iter().find(|id| experiment.profile(id).is_none());
         if unknown.is_some() || wanted.is_empty() {
             let choices: Vec<&str> = all.iter().map(|p| p.id.as_str()).collect();
-            return Err(LabError::NothingSelected {
-                what: "profile",
-                given: unknown.cloned().unwrap_or_default(),
-                choices: choices.join(", "),
-            });
+            let expected = format!("one of {}", choices.join(", "));
+            let unknown = unknown.cloned().unwrap_or_default();
+            return Err(LabError::name("profile", unknown, expected));
         }
         // In the definition's order: its first baseline is the baseline.
         Ok(all.iter().filter(|p| wanted.contains(&p.id)).collect())
@@ -121,22 +114,10 @@ impl RunOptions {
             let keys: Vec<String> = experiment.cases.iter().take(20).map(Case::key).collect();
             let more = experiment.cases.len() - keys.len();
             let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-            return Err(LabError::NothingSelected {
-                what: "case filter",
-                given: filter.to_owned(),
-                choices: format!("words of these: {}{more}", keys.join("; ")),
-            });
+            let expected = format!("words of one of these: {}{more}", keys.join("; "));
+            return Err(LabError::name("case filter", filter, expected));
         }
         Ok(cases)
-    }
-
-    /// Refuses a run id that cannot be part of a file name; for callers that make files of their
-    /// own for the run.
-    ///
-    /// # Errors
-    /// [`LabError::Name`].
-    pub fn expect_name(&self) -> Result<()> {
-        LabError::expect_name("run id", &self.run_id)
     }
 }
 
@@ -208,15 +189,13 @@ impl Laboratory<'_> {
     ///
     /// # Errors
     /// [`LabError::Record`] if the run has begun with another definition, code or protocol;
-    /// [`LabError::Name`], [`LabError::NothingSelected`], [`LabError::Io`]. What goes wrong with a
-    /// peer is a result, not an error.
+    /// [`LabError::Name`], [`LabError::Io`]. What goes wrong with a peer is a result, not an error.
     pub fn run(
         &self,
         experiment: &Experiment,
         options: &RunOptions,
         watch: &mut dyn FnMut(Event<'_>),
     ) -> Result<Finished> {
-        options.expect_name()?;
         Run::begin(self, experiment, options, watch)?.finish()
     }
 }

@@ -1,6 +1,6 @@
 //! A run under way, and its record.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ impl<'a> Run<'a> {
         options: &RunOptions,
         watch: &'a mut dyn FnMut(Event<'_>),
     ) -> Result<Self> {
-        options.expect_selection(experiment)?;
+        options.validate(experiment)?;
         let mut options = options.clone();
         options.protocol.pace = experiment.pace;
         if experiment.pace.turn_ms > 0 {
@@ -67,7 +67,7 @@ impl<'a> Run<'a> {
         });
         let mut stopped = false;
         for case in missing {
-            stopped = self.options.stop.asked() || !self.measure(case, &profiles)?;
+            stopped = self.options.is_stopped() || !self.measure(case, &profiles)?;
             if stopped {
                 break;
             }
@@ -108,7 +108,7 @@ impl<'a> Run<'a> {
             repeated,
         };
         // Whoever ends a job may end its peers, too: that is no result of theirs.
-        let cut_short = |outcome: &Outcome| outcome.broken && self.options.stop.asked();
+        let cut_short = |outcome: &Outcome| outcome.broken && self.options.is_stopped();
         let mut run = CaseRun::new(case, &profiles, &self.options, &mut self.peers, self.watch);
         let mut outcome = run.run();
         // Once: where a clock changes again, the case keeps the mark.
@@ -139,7 +139,7 @@ impl<'a> Run<'a> {
             let more = more.clamp(2, PREPARATIONS);
             (self.watch)(Event::Deciding(more));
             for case in &self.experiment.cases {
-                if self.options.stop.asked() {
+                if self.options.is_stopped() {
                     return Ok(true);
                 }
                 if begun.elapsed() > limit {
@@ -199,8 +199,7 @@ fn go_on(
     let why = if record.definition_hash != experiment.definition_hash {
         "the run began with another definition of the experiment".to_owned()
     } else if record.code != *lab.code {
-        let commit = record.code.commit.as_deref().unwrap_or("an unknown commit");
-        format!("the run began with other code: {commit}")
+        format!("the run began with other code: {}", record.code.short())
     } else if record.protocol != options.protocol {
         "the run began with other turns or preparations".to_owned()
     } else {
@@ -223,16 +222,10 @@ fn new_record(lab: &Laboratory<'_>, experiment: &Experiment, options: &RunOption
         run_id: options.run_id.clone(),
         finished: started.clone(),
         started,
-        complete: false,
         machine: lab.machine.clone(),
-        versions: BTreeMap::new(),
         protocol: options.protocol.clone(),
         executor: options.executor.clone(),
-        cases: BTreeMap::new(),
-        ceilings: None,
-        results: Vec::new(),
-        profiling: Vec::new(),
-        content_hash: String::new(),
+        ..Record::default()
     }
 }
 

@@ -12,7 +12,8 @@ use super::{Oracle, Promise, tokens_and_features};
 use crate::case::{Case, CaseOp};
 use crate::error::Result;
 use crate::peer::protocol::{
-    ACTIVATION_SCALE, STREAM_BIAS, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, STREAM_X,
+    ACTIVATION_SCALE, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, STREAM_X, biases,
+    normal_rows, scale,
 };
 
 impl Oracle {
@@ -80,7 +81,9 @@ impl Oracle {
         let (case, seed, roundoff) = (&self.case, self.seed, promise.roundoff);
         let [tokens, features] = tokens_and_features(case, seed);
         let every = |n: usize| (0..n).collect::<Vec<usize>>();
-        let of_tokens = |stream, rows: &[usize]| inputs::<T>(seed ^ stream, rows, case.hidden, 1.0);
+        let of_tokens = |stream, rows: &[usize]| {
+            normal_rows::<T>(seed ^ stream, rows.par_iter().copied(), case.hidden, 1.0)
+        };
         let given = |rows: &[usize]| -> Result<_> {
             Ok((of_tokens(STREAM_X, rows)?, of_tokens(STREAM_OUT_GRAD, rows)?))
         };
@@ -134,24 +137,8 @@ impl Oracle {
     }
 
     fn inputs<T: Element>(&self, stream: u64, cols: usize, scale: f32) -> Result<Matrix<T>> {
-        Ok(inputs(self.seed ^ stream, &self.rows, cols, scale)?)
+        Ok(normal_rows(self.seed ^ stream, self.rows.par_iter().copied(), cols, scale)?)
     }
-}
-
-/// Chosen rows of a stream's matrix.
-pub(super) fn inputs<T: Element>(
-    stream: u64,
-    rows: &[usize],
-    cols: usize,
-    scale: f32,
-) -> swiglu_core::Result<Matrix<T>> {
-    let mut m = Matrix::zeros(rows.len(), cols)?;
-    m.as_mut_slice().par_chunks_mut(cols.max(1)).zip(rows).for_each(|(row, &r)| {
-        for (c, v) in row.iter_mut().enumerate() {
-            *v = T::from_f32(normal(stream, (r * cols + c) as u64) * scale);
-        }
-    });
-    Ok(m)
 }
 
 /// Of a case's layer some intermediate features, as a layer that has no others.
@@ -166,7 +153,8 @@ struct Weights<'a, T> {
 impl<'a, T: Element> Weights<'a, T> {
     fn of(case: &'a Case, seed: u64, features: &[usize]) -> Result<Self> {
         let (k, h) = (case.hidden, case.intermediate);
-        let half = |stream: u64| inputs(seed ^ stream, features, k, scale(k));
+        let half =
+            |stream: u64| normal_rows(seed ^ stream, features.par_iter().copied(), k, scale(k));
         let mut down = Matrix::zeros(if case.op.is_block() { k } else { 0 }, features.len())?;
         let rows = down.as_mut_slice().par_chunks_mut(features.len().max(1)).enumerate();
         rows.for_each(|(r, row)| {
@@ -209,20 +197,6 @@ fn turned(reference: &Reference) -> Result<Reference> {
         bound: turned(&reference.bound)?,
         frobenius_limit: reference.frobenius_limit,
         intermediates: Vec::new(),
-    })
-}
-
-/// Of weights with so many inputs.
-fn scale(inputs: usize) -> f32 {
-    1.0 / (inputs.max(1) as f32).sqrt()
-}
-
-/// bg, bu and bd of a case that has them.
-pub(super) fn biases(case: &Case, seed: u64) -> [Option<Vec<f32>>; 3] {
-    let lengths = [case.intermediate, case.intermediate, case.hidden];
-    std::array::from_fn(|which| {
-        let stream = seed ^ STREAM_BIAS[which];
-        case.bias.then(|| (0..lengths[which] as u64).map(|i| normal(stream, i)).collect())
     })
 }
 

@@ -1,33 +1,14 @@
-use swiglu_core::random::quantized_matrix;
-use swiglu_core::{
-    Activation, Arrangement, BlockType, GateUpWeights, GatedLinearParams, MlpParams, Orientation,
-    QuantizedType,
-};
+use rayon::prelude::*;
+use swiglu_core::{BlockType, QuantizedType};
 
-use super::reference::{biases, inputs};
 use super::*;
 use crate::case::{DeviceKind, Heat};
 use crate::peer::protocol::{
-    ACTIVATION_SCALE, STREAM_DOWN, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, STREAM_X,
+    ACTIVATION_SCALE, STREAM_GATE, STREAM_OUT_GRAD, STREAM_UP, normal_rows,
 };
 
 fn small(op: CaseOp) -> Case {
-    Case {
-        device: DeviceKind::Cpu,
-        op,
-        m: 5,
-        hidden: if op.has_weights() { 24 } else { 0 },
-        intermediate: 16,
-        model: None,
-        dtype: DType::F32,
-        weights: None,
-        activation: Activation::SWIGLU,
-        numerics: Numerics::default(),
-        arrangement: Arrangement::Separate,
-        orientation: Orientation::OutIn,
-        bias: false,
-        heat: Heat::Hot,
-    }
+    Case { heat: Heat::Hot, ..Case::new(DeviceKind::Cpu, op, [5, 24, 16], DType::F32) }
 }
 
 fn profile(role: Role) -> ProfileDef {
@@ -47,7 +28,7 @@ fn encoded(values: &[f32]) -> String {
 /// The judgement of all rows that are asked for of a case.
 fn judged(case: &Case, profile: &ProfileDef, values: &[f32]) -> Judgement {
     let mut oracle = Oracle::new(case, 7);
-    let rows = oracle.rows().to_vec();
+    let rows = oracle.rows.clone();
     oracle.judge(profile, (case.output_shape(), DType::F32, &rows), &encoded(values)).unwrap()
 }
 
@@ -90,7 +71,8 @@ fn both_gradients_are_judged() {
     let rows = rows_of(&case, 7);
     let judge = |values: &[f32]| judged(&case, &profile(Role::Ours), values);
     // From the inputs as a peer derives them, by the formulas that frameworks use.
-    let tensor = |stream, scale| inputs::<f32>(7 ^ stream, &rows, h, scale).unwrap();
+    let tensor =
+        |stream, scale| normal_rows::<f32>(7 ^ stream, rows.par_iter().copied(), h, scale).unwrap();
     let gate = tensor(STREAM_GATE, ACTIVATION_SCALE);
     let up = tensor(STREAM_UP, ACTIVATION_SCALE);
     let dh = tensor(STREAM_OUT_GRAD, 1.0);
@@ -116,38 +98,14 @@ fn both_gradients_are_judged() {
     assert!(!judge(&beside(&lacking, &d_up)).passed(), "without the gradient of h");
 }
 
-/// The weights are those of the case's blocks, not of its element type.
+/// Off by a thousandth is wrong for exact inputs, and admitted for those of 8 bits.
 #[test]
-fn quantised_cases_have_the_reference_of_their_blocks() {
-    let (k, h, block) = (64, 96, QuantizedType::Block(BlockType::Q4_1));
-    let case =
-        Case { hidden: k, intermediate: h, weights: Some(block), bias: true, ..small(CaseOp::Mlp) };
-    let matrix = |stream, rows, cols: usize| {
-        quantized_matrix(7 ^ stream, block, rows, cols, 1.0 / (cols as f32).sqrt())
-            .and_then(|q| q.view().to_matrix::<f32>())
-            .unwrap()
-    };
-    let (gate, up) = (matrix(STREAM_GATE, h, k), matrix(STREAM_UP, h, k));
-    let down = matrix(STREAM_DOWN, k, h);
-    let [gate_bias, up_bias, down_bias] = biases(&case, 7);
-    let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn);
-    let dense = MlpParams::new(
-        GatedLinearParams::new(weights.unwrap(), case.activation)
-            .with_gate_bias(gate_bias.as_deref())
-            .with_up_bias(up_bias.as_deref()),
-        down.view(),
-        Orientation::OutIn,
-    )
-    .with_down_bias(down_bias.as_deref())
-    .with_rows(swiglu_core::RowParams::NONE);
-    let rows = rows_of(&case, 7);
-    let x = inputs::<f32>(7 ^ STREAM_X, &rows, k, 1.0).unwrap();
-    let y = swiglu_core::oracle::mlp(x.view(), &dense).unwrap().y.value;
-    let y: Vec<f32> = y.as_slice().iter().map(|v| *v as f32).collect();
-    let exact = judged(&case, &profile(Role::Ours), &y);
-    assert!(exact.passed(), "{exact:?}");
-    // Off by a thousandth: wrong for exact inputs, admitted for those of 8 bits.
-    let off: Vec<f32> = y.iter().map(|v| v * 1.001).collect();
+fn quantised_cases_are_judged_by_how_inputs_are_taken() {
+    let weights = Some(QuantizedType::Block(BlockType::Q4_1));
+    let case = Case { hidden: 64, intermediate: 96, weights, bias: true, ..small(CaseOp::Mlp) };
+    let exact = honest(&case);
+    assert!(judged(&case, &profile(Role::Ours), &exact).passed());
+    let off: Vec<f32> = exact.iter().map(|v| v * 1.001).collect();
     assert!(!judged(&case, &profile(Role::Ours), &off).passed());
     let mut q8 = profile(Role::Peer);
     q8.options.insert("activations".into(), "q8".into());
@@ -158,7 +116,7 @@ fn quantised_cases_have_the_reference_of_their_blocks() {
 fn other_shapes_lengths_and_codes_are_refused() {
     let case = small(CaseOp::Copy);
     let mut oracle = Oracle::new(&case, 7);
-    let rows = oracle.rows().to_vec();
+    let rows = oracle.rows.clone();
     let p = profile(Role::Peer);
     let all = encoded(&honest(&case));
     let mut refused = |shape, dtype, rows: &[usize], data: &str| {

@@ -1,23 +1,8 @@
-use swiglu_core::{Activation, Arrangement, BlockType, DType, Numerics, Orientation};
+use swiglu_core::{BlockType, DType};
 use swiglu_lab::{Case, CaseOp, DeviceKind, Heat};
 
 fn small(op: CaseOp) -> Case {
-    Case {
-        device: DeviceKind::Cpu,
-        op,
-        m: 5,
-        hidden: if op.has_weights() { 24 } else { 0 },
-        intermediate: 16,
-        model: None,
-        dtype: DType::F32,
-        weights: None,
-        activation: Activation::SWIGLU,
-        numerics: Numerics::default(),
-        arrangement: Arrangement::Separate,
-        orientation: Orientation::OutIn,
-        bias: false,
-        heat: Heat::Hot,
-    }
+    Case { heat: Heat::Hot, ..Case::new(DeviceKind::Cpu, op, [5, 24, 16], DType::F32) }
 }
 
 #[test]

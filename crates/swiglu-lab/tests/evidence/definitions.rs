@@ -64,7 +64,11 @@ fn quantised_weights_multiply_with_element_types() {
         let message = quantised(weights, shape).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
     };
-    refused("\"Q4_K\"", "{ hidden = 256, intermediate = 320 }", "320 inputs are not whole blocks");
+    refused(
+        "\"Q4_K\"",
+        "{ hidden = 256, intermediate = 320 }",
+        "320 inputs are not whole Q4_K blocks of 256",
+    );
     refused("\"Q8_K\"", shape, "unknown type of quantised weights `Q8_K`");
     refused("\"Q4_0\"\norientation = \"in-out\"", shape, "expected no others");
     let e = parse(&with("m = [8, 16]", "m = 8\nweights = \"Q4_0\"")).unwrap_err().to_string();
@@ -131,7 +135,8 @@ fn broken_definitions_are_refused_with_line_and_column() {
         ("dtype = \"f32\"", "dtype = \"int8\"", "35", "f32, f16, bf16"),
         ("dtype = \"f32\"", "dtype = \"f32\"\nnumerics = \"loose\"", "36", "fused, pre_round"),
         ("dtype = \"f32\"", "dtype = \"f32\"\narrangement = \"interleaved-5\"", "34:11", "divisor"),
-        ("[\"latency\", \"validation\"]", "[]", "38:10", "no metric groups"),
+        ("[\"latency\", \"validation\"]", "[\"speed\"]", "38:10", "latency, traffic, validation"),
+        ("[\"latency\", \"validation\"]", "[]", "38:10", "metric groups: expected some of"),
         ("subject = \"ours\"", "subject = \"us\"", "42:11", "expected one of ours, eager"),
         ("\"best:baseline,peer\"", "[\"eager\", \"ours\"]", "43:11", "names the subject"),
         ("\"best:baseline,peer\"", "\"best:all\"", "43:11", "unknown role `all`"),

@@ -104,14 +104,7 @@ fn an_interval_that_raw_samples_gave_counts_before_one_of_medians() {
     let e = experiment();
     let mut r = record(&e, 0.01, times(1.5, 1.4));
     for entry in r.results.iter_mut().filter(|e| e.profile == "ours") {
-        entry.versus = vec![Versus {
-            against: "rival".into(),
-            ratio: 1.4,
-            low: 0.7,
-            high: 2.8,
-            method: "bootstrap over turns".into(),
-            preparations: 1,
-        }];
+        entry.versus = vec![Versus { against: "rival".into(), ratio: 1.4, low: 0.7, high: 2.8 }];
     }
     let (state, verdict) = state_of(&e, r);
     assert_eq!(state, VerdictState::Inconclusive);

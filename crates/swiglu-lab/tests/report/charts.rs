@@ -1,18 +1,17 @@
 use swiglu_lab::profile::Ceiling;
+use swiglu_lab::record::Interval;
 use swiglu_lab::report::chart::{Bar, Bars, PALETTE, Roofline, Series, Sweep, Width, glyph};
 
 const HOSTILE: &str = "a <b> & \"c\" \u{7} ]]> 日本 #FE0001";
 
-fn bars(times: &[[f64; 3]]) -> Bars {
+fn bars(ratios: &[[f64; 3]]) -> Bars {
     let bar = |(series, &[q1, median, q3]): (usize, &[f64; 3])| Bar {
         label: HOSTILE.into(),
-        value: format!("{median:.1} µs"),
-        median,
-        q1,
-        q3,
+        value: format!("{median:.1}×"),
+        ratio: Interval { value: median, ci95: [q1, q3] },
         series,
     };
-    let bars = times.iter().enumerate().map(bar).collect();
+    let bars = ratios.iter().enumerate().map(bar).collect();
     Bars { title: HOSTILE.into(), description: HOSTILE.into(), bars }
 }
 
@@ -83,9 +82,9 @@ fn plots_are_well_formed_named_and_within_their_frame() {
     let ratios = bars(&[[1.1, 1.2, 1.3], [0.01, 0.97, 80.0], [1.0, 1.0, 1.0]]);
     for width in WIDTHS {
         let drawn = [
-            bars(&[[9.0, 10.0, 12.0], [1e4, 2e4, 9e9], [0.1, 0.2, 0.3]]).svg(width),
-            ratios.ratios(1.0, width),
-            ratios.ratios(0.97, width),
+            bars(&[[9.0, 10.0, 12.0], [1e4, 2e4, 9e9], [0.1, 0.2, 0.3]]).svg(1.0, width),
+            ratios.svg(1.0, width),
+            ratios.svg(0.97, width),
             ratios.thumb(1.0),
             sweep(&over_sizes).svg(width),
             sweep(&[(1.0, 1.0), (2.0, 1.0)]).svg(width),
@@ -116,15 +115,13 @@ fn a_ratio_below_its_limit_goes_the_other_way_than_one_above() {
 fn numbers_that_cannot_be_drawn_are_left_out() {
     for width in WIDTHS {
         for bad in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
-            assert_eq!(bars(&[[bad; 3]]).svg(width), None, "{bad}");
-            assert_eq!(bars(&[[bad; 3]]).ratios(1.0, width), None, "{bad}");
+            assert_eq!(bars(&[[bad; 3]]).svg(1.0, width), None, "{bad}");
             assert_eq!(bars(&[[1.0; 3]]).thumb(bad), None, "{bad}");
             assert_eq!(sweep(&[(1.0, bad), (bad, 1.0)]).svg(width), None, "{bad}");
             assert_eq!(roofline(&[(bad, 1.0), (1.0, bad)], 4e12, &LEVELS).svg(width), None);
             assert_eq!(roofline(&[(1.0, 1.0)], bad, &LEVELS).svg(width), None, "{bad}");
             let some = [
-                bars(&[[1.0, 2.0, 3.0], [bad; 3], [bad, 2.0, bad]]).svg(width),
-                bars(&[[1.0, 2.0, 3.0], [bad; 3], [bad, 2.0, bad]]).ratios(1.0, width),
+                bars(&[[1.0, 2.0, 3.0], [bad; 3], [bad, 2.0, bad]]).svg(1.0, width),
                 sweep(&[(1.0, 1.0), (4.0, bad), (16.0, 2.0)]).svg(width),
                 roofline(&[(1.0, 1e12), (bad, bad)], 4e12, &[bad]).svg(width),
             ];

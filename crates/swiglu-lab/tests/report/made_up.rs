@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use swiglu_lab::profile::{Ceiling, Ceilings, Counters, KernelCounters};
 use swiglu_lab::record::{
-    ErrorMetrics, Opened, Profiled, RECORD_SCHEMA, Record, ResultEntry, Status, Store, Summary,
+    ErrorMetrics, Opened, Profiled, RECORD_SCHEMA, Record, Refused, ResultEntry, Status, Store,
+    Summary,
 };
 use swiglu_lab::report::{Entry, Site};
-use swiglu_lab::{Case, Check, Decision, DeviceKind, Experiment, Role, Verdict};
+use swiglu_lab::{Case, Decision, DeviceKind, Experiment, LabError, Role, Verdict};
 
 pub(crate) const HOSTILE: &str = "</svg></title><script>alert(1)</script> & \"quotes\" 'too'";
 
@@ -280,7 +281,9 @@ pub(crate) fn site(dir: &Path) -> Site {
         let verdict = Verdict::of(&experiment, &records);
         // Nobody knows the age of all but the first.
         let ages = [Some(17), None].into_iter().take(records.len()).collect();
-        let refused = vec![format!("x.json: {HOSTILE}")];
+        let (path, why) = (PathBuf::from("x.json"), HOSTILE.into());
+        let error = LabError::Record { path: path.clone(), why, advice: "measure again" };
+        let refused = vec![Refused { path, error }];
         Entry { experiment, verdict, records, ages, refused }
     };
     let front = |id: &str, experiments: &str| {
@@ -307,15 +310,5 @@ pub(crate) fn site(dir: &Path) -> Site {
         ],
         broken: vec![format!("lab/experiments/x.toml:3:1: {HOSTILE}")],
         strays: Vec::new(),
-        ready: BTreeMap::from([
-            ("cpu-mlp-decode".to_owned(), vec![Check::found("device cpu", "Imaginary 9")]),
-            (
-                "gated-linear-sweep".to_owned(),
-                vec![
-                    Check::found("disk", "12.0 GiB free"),
-                    Check::missing("peer quack on cuda", HOSTILE).instead("no module"),
-                ],
-            ),
-        ]),
     }
 }

@@ -12,7 +12,7 @@ fn the_document_in_the_repository_is_what_its_records_give() {
     let lab = root.join("lab");
     let store = Store::new(lab.join("records"));
     let site = Site::gather(&lab, &store, &History::around(&lab)).unwrap();
-    assert_eq!(site.troubles(), Vec::<&str>::new());
+    assert_eq!(site.troubles(), Vec::<String>::new());
     let now = site.measured(&root);
     let kept = std::fs::read_to_string(root.join("MEASURED.md")).unwrap();
     let differs = now.lines().zip(kept.lines()).find(|(now, kept)| now != kept);

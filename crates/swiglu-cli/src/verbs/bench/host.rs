@@ -10,7 +10,6 @@ use swiglu_cuda::jit::cache::CacheOptions;
 use swiglu_cuda::{Cuda, CudaOptions};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
-use crate::inputs;
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict};
 use crate::timing::{Enqueue, Summary};
@@ -33,7 +32,7 @@ struct Row {
 
 /// Measures and prints. The device is there already: the context it made is not part of a first call.
 pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let case = |op| inputs::case(DeviceKind::Cuda, op, SHAPE, DType::Bf16);
+    let case = |op| Case::new(DeviceKind::Cuda, op, SHAPE, DType::Bf16);
     let cache = tempfile::tempdir()?;
     let first = |case: &Case| Ok::<_, anyhow::Error>(vec![first_call(cuda, case, cache.path())?]);
     let mlp = case(CaseOp::Mlp);

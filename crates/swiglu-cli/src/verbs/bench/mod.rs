@@ -7,7 +7,7 @@ mod host;
 mod report;
 
 use anyhow::bail;
-use clap::Args;
+use clap::{ArgAction, Args};
 use serde::Serialize;
 use serde_json::{Value, json};
 use swiglu::{CpuOptions, DType, Device, QuantizedType};
@@ -16,7 +16,6 @@ use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, Role};
 
 use crate::args::{self, DeviceArgs, MathArgs, extent, one_of};
 use crate::ceilings;
-use crate::inputs;
 use crate::terminal::{Terminal, Verdict};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
 use backends::Backend;
@@ -40,9 +39,10 @@ pub(crate) struct BenchArgs {
     /// The suite to run where no operation is given
     #[arg(long, value_name = "NAME", default_value = "quick", conflicts_with = "op")]
     suite: Suite,
+    // Two names of one list: whoever gives both means one of them, so neither adds to the other.
     /// Tokens, separated by commas [default: 1, of an activation 4096, of mlp-train 1024]
     #[arg(long, visible_alias = "rows", value_name = "M", requires = "op", conflicts_with = "suite",
-        value_delimiter = ',', value_parser = extent)]
+        action = ArgAction::Set, value_delimiter = ',', value_parser = extent)]
     m: Vec<usize>,
     /// K, input features [default: 896]
     #[arg(long, value_name = "K", requires = "op", conflicts_with = "suite",
@@ -98,37 +98,18 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
     }
     let cases = args.cases(&device)?;
     let options = args.device.peer_options()?;
-    // For the goals also one thread alone.
-    let alone = args.op.is_none()
-        && args.suite == Suite::Goals
-        && args.device.threads.is_none()
-        && device.threads() > 1;
-    let single =
-        || Device::cpu_with(CpuOptions::default().with_isa(args.device.isa).with_threads(1));
-    let single = alone.then(single).transpose()?;
-    let profiles = |case: &Case| {
-        let mut profiles = ways(case, &options, "");
-        if single.is_some() {
-            let one = adhoc::with(options.clone(), &json!({ "threads": 1 }));
-            profiles.extend(ways(case, &one, ", 1 thread"));
-        }
-        profiles.extend(backends::profiles(&args.backend, case));
-        profiles
-    };
     let (mut limits, mut rows) = (Vec::new(), Vec::<Row>::new());
-    // Cases with the same ways are one run: each peer is started once.
-    for cases in cases.chunk_by(|a, b| profiles(a) == profiles(b)) {
-        let experiment = adhoc::experiment(cases.to_vec(), profiles(&cases[0]));
-        let record = args.lab.measure(&experiment, args.seconds, terminal)?;
-        for case in cases {
-            let all = limits_of(&mut limits, &device, case, args.seconds)?;
-            let one = match &single {
-                Some(single) => limits_of(&mut limits, single, case, args.seconds)?,
-                None => all.clone(),
-            };
-            let of = |way: &str| if way.ends_with(ALONE) { &one } else { &all };
-            rows.extend(report::rows(&experiment, &record, case, of));
-        }
+    let beside = |case: &Case| backends::profiles(&args.backend, case);
+    let all = |case: &Case| [ways(case, &options, ""), beside(case)].concat();
+    args.measure(&cases, &device, all, &mut limits, &mut rows, terminal)?;
+    // For the goals also one thread alone.
+    let is_goals = args.op.is_none() && args.suite == Suite::Goals;
+    if is_goals && args.device.threads.is_none() && device.threads() > 1 {
+        let one = CpuOptions::default().with_isa(args.device.isa).with_threads(1);
+        let (single, options) =
+            (Device::cpu_with(one)?, adhoc::with(options, &json!({ "threads": 1 })));
+        let alone = |case: &Case| ways(case, &options, ", 1 thread");
+        args.measure(&cases, &single, alone, &mut limits, &mut rows, terminal)?;
     }
     // What of ours was not computed right is a failure; if nothing was computed, it is an error.
     let ours = || rows.iter().filter(|row| row.ours);
@@ -141,9 +122,6 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
     terminal.print(&document, |_, terminal| report::show(&rows, terminal))?;
     Ok(Verdict::from_passed(passed))
 }
-
-/// What the names of ways of one thread end with, beside those of all.
-const ALONE: &str = ", 1 thread";
 
 /// Our ways of a case: on a device call by call and as a graph; and reading alone, as the limit.
 fn ways(case: &Case, options: &Value, suffix: &str) -> Vec<ProfileDef> {
@@ -184,9 +162,31 @@ fn limits_of(
 }
 
 impl BenchArgs {
+    /// Measures cases on a device by their ways, each beside what the device can do.
+    fn measure(
+        &self,
+        cases: &[Case],
+        device: &Device,
+        profiles: impl Fn(&Case) -> Vec<ProfileDef>,
+        limits: &mut Vec<Limits>,
+        rows: &mut Vec<Row>,
+        terminal: &Terminal,
+    ) -> anyhow::Result<()> {
+        // Cases with the same ways are one run: each peer is started once.
+        for cases in cases.chunk_by(|a, b| profiles(a) == profiles(b)) {
+            let experiment = adhoc::experiment(cases.to_vec(), profiles(&cases[0]));
+            let mut record = self.lab.measure(&experiment, self.seconds, terminal)?;
+            for case in cases {
+                record.ceilings = Some(limits_of(limits, device, case, self.seconds)?);
+                rows.extend(report::rows(&experiment, &record, case));
+            }
+        }
+        Ok(())
+    }
+
     fn cases(&self, device: &Device) -> anyhow::Result<Vec<Case>> {
         let mut cases = match self.op {
-            None => self.suite.cases(args::kind(device)),
+            None => self.suite.cases(args::kind(device))?,
             Some(op) => self.cases_of(op, device),
         };
         if let Some(dtype) = self.math.dtype {
@@ -220,7 +220,7 @@ impl BenchArgs {
         let case = |m, dtype| Case {
             weights: self.weights_type,
             heat: if self.hot { Heat::Hot } else { Heat::Cold },
-            ..inputs::case(kind, op, [m, hidden, intermediate], dtype)
+            ..Case::new(kind, op, [m, hidden, intermediate], dtype)
         };
         m.into_iter().flat_map(|m| dtypes.iter().map(move |&dtype| case(m, dtype))).collect()
     }

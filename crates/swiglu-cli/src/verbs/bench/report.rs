@@ -6,7 +6,7 @@ use std::io::Write;
 use comfy_table::Cell;
 use serde::Serialize;
 use swiglu::Arrangement;
-use swiglu_lab::profile::{Ceiling, Ceilings, Class};
+use swiglu_lab::profile::Class;
 use swiglu_lab::record::Record;
 use swiglu_lab::{Case, Experiment, Heat, ResultEntry, Role, Status};
 
@@ -58,36 +58,16 @@ pub(super) fn name(case: &Case) -> String {
 }
 
 /// The rows of one case. Where reading the same bytes took its turns, that is the limit of memory.
-pub(super) fn rows<'c>(
-    experiment: &Experiment,
-    record: &Record,
-    case: &Case,
-    limits: impl Fn(&str) -> &'c Ceilings,
-) -> Vec<Row> {
+pub(super) fn rows(experiment: &Experiment, record: &Record, case: &Case) -> Vec<Row> {
     let key = case.key();
-    let results = || record.results.iter().filter(|r| r.case_key == key);
     let profile = |r: &ResultEntry| experiment.profile(&r.profile);
-    let role = |r: &ResultEntry| profile(r).map_or(Role::Peer, |p| p.role);
-    let floor = |of: &ResultEntry| {
-        // The ceiling of a way with as many threads.
-        let threads = |r: &ResultEntry| profile(r).and_then(|p| p.options.get("threads").cloned());
-        // Products by themselves move no bytes that anybody counts.
-        let moves = |r: &ResultEntry| profile(r).is_none_or(|p| p.peer != OWN);
-        let same =
-            |r: &&ResultEntry| role(r) == Role::Ceiling && moves(r) && threads(r) == threads(of);
-        let mut ceilings = limits(&of.profile).clone();
-        let read = results().find(same).and_then(|r| r.summary).filter(|_| case.heat == Heat::Cold);
-        if let Some(read) = read {
-            let per_second = case.compulsory_bytes() / read.median * 1e6;
-            ceilings.memory = Some(Ceiling { name: "read".into(), per_second });
-        }
-        let work = [case.compulsory_bytes(), case.flops()];
-        Floor::of(&case.problem()?, work, case.heat, &ceilings)
-    };
+    let work = [case.compulsory_bytes(), case.flops()];
+    let ceilings = record.ceilings_of(experiment, case);
+    let floor = case.problem().and_then(|p| Floor::of(&p, work, case.heat, &ceilings));
     let row = |r: &ResultEntry| {
-        let role = role(r);
+        let role = profile(r).map_or(Role::Peer, |p| p.role);
         let ours = profile(r).is_some_and(|p| p.peer == OWN);
-        let floor = floor(r).filter(|_| role != Role::Ceiling || ours);
+        let floor = floor.filter(|_| role != Role::Ceiling || ours);
         let ranked = r.status == Status::Ok && role.is_ranked();
         let ratio = record.ratio_to_baseline(experiment, r).filter(|_| ranked);
         Row {
@@ -103,7 +83,7 @@ pub(super) fn rows<'c>(
             result: r.clone(),
         }
     };
-    results().map(row).collect()
+    record.results.iter().filter(|r| r.case_key == key).map(row).collect()
 }
 
 impl Row {

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rayon::prelude::*;
 use serde::Serialize;
@@ -40,8 +40,6 @@ pub(super) fn gather(
     }
     terminal.announce(&beginning(jobs, kept));
     let bar = terminal.bar(jobs.len() as u64);
-    bar.set_message(duration(estimate(missing)));
-    let (start, compiled) = (Instant::now(), AtomicUsize::new(0));
     let rows: Vec<(usize, Row)> = jobs
         .iter()
         .enumerate()
@@ -49,12 +47,6 @@ pub(super) fn gather(
         .filter(|_| !stop.load(Ordering::Relaxed))
         .map(|(at, (arch, named))| {
             let row = row(*arch, named, cache.module(&named.variant, *arch))?;
-            if row.origin == Some(Origin::Compiled) {
-                let done = compiled.fetch_add(1, Ordering::Relaxed) + 1;
-                let each = start.elapsed().div_f64(done as f64);
-                let left = each.mul_f64(missing.saturating_sub(done) as f64);
-                bar.set_message(format!("{} left", duration(left)));
-            }
             bar.inc(1);
             Ok((at, row))
         })
@@ -94,21 +86,11 @@ fn beginning(jobs: &[Job], kept: usize) -> String {
     }
     let threads = rayon::current_num_threads();
     let processors = if threads == 1 { "processor" } else { "processors" };
-    let time = duration(estimate(missing));
-    format!("{all}, {kept} in the cache: compiling {missing}, {time} on {threads} {processors}")
-}
-
-fn estimate(missing: usize) -> Duration {
-    let turns = missing.div_ceil(rayon::current_num_threads());
-    Duration::from_secs_f64(turns as f64 * SECONDS_EACH)
-}
-
-/// `about 40 s`, `about 3 min`.
-fn duration(time: Duration) -> String {
-    match time.as_secs() {
-        seconds @ ..100 => format!("about {} s", seconds.max(1)),
-        seconds => format!("about {} min", seconds.div_ceil(60)),
-    }
+    let seconds = (missing.div_ceil(threads) as f64 * SECONDS_EACH).ceil();
+    let time = indicatif::HumanDuration(Duration::from_secs_f64(seconds));
+    format!(
+        "{all}, {kept} in the cache: compiling {missing}, about {time} on {threads} {processors}"
+    )
 }
 
 /// What became of a variant. That it does not compile is a finding; all else is an error.

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
 use swiglu_cuda::jit::cache::{CacheOptions, KernelCache, Origin};
 use swiglu_cuda::kernels::{NamedVariant, registry};
@@ -128,7 +128,13 @@ fn expect_room(out: &Path) -> anyhow::Result<()> {
     let failed = || format!("{}: kernels cannot be kept here: {advice}", out.display());
     // In what is there of it: the rest is made with the first kernel.
     let whole = std::path::absolute(out).with_context(failed)?;
-    let there = whole.ancestors().find(|dir| dir.exists()).unwrap_or(&whole);
+    let is_there = |path: &&Path| path.symlink_metadata().is_ok();
+    let there = whole.ancestors().find(is_there).unwrap_or(&whole);
+    if let (false, Ok(target)) = (there.exists(), there.read_link()) {
+        let (link, target) = (there.display(), target.display());
+        let why = format!("{link} is a symbolic link to {target}, which is not there");
+        return Err(anyhow!(why).context(failed()));
+    }
     let mut probe = tempfile::NamedTempFile::new_in(there).with_context(failed)?;
     probe
         .write_all(&[0; PROBE_BYTES])

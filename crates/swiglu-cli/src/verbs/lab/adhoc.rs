@@ -1,15 +1,12 @@
 //! Cases without a definition: the lab's protocol and peers for a question asked at the prompt.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Value, json};
 use swiglu::Rounding;
 use swiglu_lab::record::{Machine, Record, Store};
 use swiglu_lab::{
-    Against, Case, CaseOp, Claim, ClaimKind, DeviceKind, Event, Experiment, MetricGroup, Pace,
-    ProfileDef, Role, RunOptions,
+    Case, CaseOp, Claim, DeviceKind, Event, Experiment, ProfileDef, Role, RunOptions,
 };
 
 use super::beside::OWN;
@@ -87,29 +84,15 @@ pub(crate) fn own_ways(case: &Case, options: &Value) -> Vec<ProfileDef> {
 /// What the lab would call this: an experiment that claims nothing.
 pub(crate) fn experiment(cases: Vec<Case>, profiles: Vec<ProfileDef>) -> Experiment {
     let first = cases.first();
+    let subject = profiles.first().map(|p| p.id.clone()).unwrap_or_default();
     Experiment {
         id: "ad-hoc".into(),
         title: first.map(Case::key).unwrap_or_default(),
-        question: String::new(),
-        why: String::new(),
-        focus: Vec::new(),
         device: first.map_or(DeviceKind::Cpu, |case| case.device),
-        claim: Claim {
-            text: String::new(),
-            subject: profiles.first().map(|p| p.id.clone()).unwrap_or_default(),
-            against: Against::Best(vec![Role::Baseline, Role::Peer]),
-            kind: ClaimKind::NotSlower,
-            floor: None,
-            exceptions: 0,
-        },
+        claim: Claim { subject, ..Claim::default() },
         profiles,
         cases,
-        metrics: vec![MetricGroup::Latency, MetricGroup::Traffic, MetricGroup::Validation],
-        pace: Pace::default(),
-        boundary: String::new(),
-        decisions: Vec::new(),
-        definition_hash: String::new(),
-        path: PathBuf::new(),
+        ..Experiment::default()
     }
 }
 

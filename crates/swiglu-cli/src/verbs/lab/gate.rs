@@ -9,7 +9,7 @@ use swiglu_lab::gate::{Comparison, GateReport, Outcome};
 use swiglu_lab::record::{Interval, Machine, Opened, Store};
 use swiglu_lab::{Experiment, RunOptions};
 
-use super::list::records_of;
+use super::list::expect_none;
 use super::places::{PeerArgs, PlaceArgs};
 use super::session::{Session, expect_optimised};
 use crate::args::fraction;
@@ -72,7 +72,8 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
 }
 
 fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Result<Opened> {
-    let records = records_of(store, &experiment.id)?;
+    let (records, refused) = store.of_experiment(&experiment.id)?;
+    expect_none(refused)?;
     let usable = |o: &Opened| {
         o.record.machine.name == machine && o.record.complete && !o.record.protocol.quick
     };

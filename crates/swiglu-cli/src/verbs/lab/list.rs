@@ -4,23 +4,13 @@ use std::io::Write;
 
 use anyhow::bail;
 use serde_json::{Value, json};
-use swiglu_lab::record::{Interval, Opened, Store};
-use swiglu_lab::report::{Entry, Site};
-use swiglu_lab::{Experiment, History, RecordVerdict, Verdict as LabVerdict, VerdictState};
+use swiglu_lab::record::{Interval, Opened, Refused};
+use swiglu_lab::report::{Entry, Site, age_in_words};
+use swiglu_lab::{Experiment, History, RecordVerdict, VerdictState};
 
 use super::places::PlaceArgs;
 use crate::table::{self, Table, or_dash};
 use crate::terminal::{Terminal, Verdict, say, shown};
-
-/// Commits to the backend since the record that the verdict is of; none where there is no repository to ask, or it does
-/// not have the commit.
-fn age(entry: &Entry) -> Option<u64> {
-    let decisive = entry.verdict.decisive()?;
-    let of = |o: &Opened| {
-        o.record.run_id == decisive.run_id && o.record.machine.name == decisive.machine
-    };
-    entry.ages.get(entry.records.iter().position(of)?).copied().flatten()
-}
 
 /// What is decisive, with the claim's statistic: the geometric mean over the cases; none where no case could be compared.
 fn headline(entry: &Entry) -> Option<(&RecordVerdict, Interval)> {
@@ -41,7 +31,7 @@ fn document(entry: &Entry) -> Value {
         "why": headline.is_none().then_some(&entry.verdict.headline),
         "headline": headline,
         "machine": decisive.map(|d| &d.machine),
-        "age_commits": age(entry),
+        "age_commits": entry.age(),
         // What would decide it, where it is inconclusive.
         "undecided": decisive.and_then(|d| d.undecided.as_ref()),
     })
@@ -89,17 +79,13 @@ fn table_of(entries: &[Entry], terminal: &mut Terminal) -> anyhow::Result<()> {
             })
         })
         .text("machine", |r| r.verdict.decisive().map_or(&r.verdict.headline, |d| &d.machine))
-        .number("age", |r| or_dash(age(r)))
+        .number("age", |r| or_dash(r.age()))
         .print(terminal)
 }
 
-/// The records of an experiment, of which none is refused.
-pub(super) fn records_of(store: &Store, experiment: &str) -> anyhow::Result<Vec<Opened>> {
-    let (records, refused) = store.of_experiment(experiment)?;
-    match refused.into_iter().next() {
-        Some(refused) => Err(refused.error.into()),
-        None => Ok(records),
-    }
+/// Refuses to go on with records of which some cannot be believed.
+pub(super) fn expect_none(refused: Vec<Refused>) -> anyhow::Result<()> {
+    refused.into_iter().try_for_each(|refused| Err(refused.error.into()))
 }
 
 /// One experiment.
@@ -109,15 +95,14 @@ pub(super) fn show(
     terminal: &mut Terminal,
 ) -> anyhow::Result<Verdict> {
     let experiment = Experiment::find(&places.experiments()?, id)?;
-    let records = records_of(&places.records()?, &experiment.id)?;
-    let history = History::around(&places.lab()?);
-    let age = |opened: &Opened| history.age(&opened.record.code, experiment.device);
-    let verdict = LabVerdict::of(&experiment, &records);
-    let kept = |opened: &Opened| {
+    let entry = Entry::of(experiment, &places.records()?, &History::around(&places.lab()?))?;
+    let Entry { experiment, verdict, records, ages, refused } = entry;
+    expect_none(refused)?;
+    let kept = |(opened, age): (&Opened, &Option<u64>)| {
         let record = &opened.record;
         json!({
             "file": shown(&opened.path), "finished": record.finished, "commit": record.code.commit,
-            "age_commits": age(opened), "complete": record.complete, "quick": record.protocol.quick,
+            "age_commits": age, "complete": record.complete, "quick": record.protocol.quick,
         })
     };
     let (claim, boundary) = (&experiment.claim.text, &experiment.boundary);
@@ -125,7 +110,7 @@ pub(super) fn show(
         "id": experiment.id, "title": experiment.title, "question": experiment.question,
         "claim": claim, "verdict": verdict.state, "headline": verdict.headline,
         "machines": verdict.machines, "boundary": boundary,
-        "records": records.iter().map(kept).collect::<Vec<_>>(),
+        "records": records.iter().zip(&ages).map(kept).collect::<Vec<_>>(),
     });
     terminal.print(&document, |_, terminal| {
         writeln!(terminal, "{}: {}", verdict.state, verdict.headline)?;
@@ -142,20 +127,14 @@ pub(super) fn show(
             machine.marks.iter().try_for_each(|mark| writeln!(terminal, "  mark: {mark}"))?;
         }
         writeln!(terminal)?;
-        for opened in &records {
-            let record = &opened.record;
-            let commit = record.code.commit.as_deref().and_then(|c| c.get(..9));
-            let commit = commit.unwrap_or("unknown commit");
-            let age = match age(opened) {
-                Some(n) => format!("{n} commits to this backend since"),
-                None => "its age is not known here".into(),
-            };
+        for (Opened { path, record }, &age) in records.iter().zip(&ages) {
+            let (commit, age) = (record.code.short(), age_in_words(age));
             let state = match (record.protocol.quick, record.complete) {
                 (true, _) => ", quick: not evidence",
                 (false, false) => ", not complete",
                 (false, true) => "",
             };
-            writeln!(terminal, "record {} at {commit}, {age}{state}", opened.path.display())?;
+            writeln!(terminal, "record {} at {commit}, {age}{state}", path.display())?;
         }
         Ok(writeln!(terminal, "\nnot covered: {}", boundary.replace('\n', " "))?)
     })

@@ -87,6 +87,6 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         Action::Cancel { job, places } => on::cancel(job, places, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
         Action::Report(args) => report::report(args, terminal),
-        Action::Peer { name } => peer::serve(*name),
+        Action::Peer { name } => peer::serve(*name, terminal),
     }
 }

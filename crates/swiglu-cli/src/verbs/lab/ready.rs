@@ -42,7 +42,7 @@ pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result
         Some(id) => vec![Experiment::find(&dir, id)?],
         None => Experiment::read_dir(&dir)?.into_iter().collect::<Result<_, _>>()?,
     };
-    let checked = checks(experiments.iter(), &args.places, &args.peers, terminal)?;
+    let checked = checks(&experiments, args, terminal)?;
     let ready = checked.values().all(|checks| are_met(checks));
     let row = |(id, checks): (&String, &Vec<Check>)| json!({ "id": id, "ready": are_met(checks), "checks": checks });
     let experiments: Vec<_> = checked.iter().map(row).collect();
@@ -56,10 +56,9 @@ fn are_met(checks: &[Check]) -> bool {
 }
 
 /// What each experiment needs here, by its id.
-pub(super) fn checks<'a>(
-    experiments: impl ExactSizeIterator<Item = &'a Experiment>,
-    places: &PlaceArgs,
-    peers: &PeerArgs,
+fn checks(
+    experiments: &[Experiment],
+    ReadyArgs { places, peers, .. }: &ReadyArgs,
     terminal: &Terminal,
 ) -> anyhow::Result<BTreeMap<String, Vec<Check>>> {
     let logs = Logs::of("ready")?;

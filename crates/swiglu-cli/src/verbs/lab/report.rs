@@ -10,8 +10,7 @@ use swiglu_lab::History;
 use swiglu_lab::report::Site;
 
 use super::list::expect_whole;
-use super::places::{PeerArgs, PlaceArgs};
-use super::ready;
+use super::places::PlaceArgs;
 use crate::terminal::{Terminal, Verdict, shown};
 
 #[derive(Debug, Args)]
@@ -23,13 +22,8 @@ pub(super) struct ReportArgs {
     /// Write all figures as one Markdown document [default: MEASURED.md beside the lab]
     #[arg(long, value_name = "FILE", group = "what", num_args = 0..=1)]
     measured: Option<Option<PathBuf>>,
-    /// Ask the peers and the device of this machine whether each experiment can run here
-    #[arg(long, requires = "out")]
-    ready: bool,
     #[command(flatten)]
     places: PlaceArgs,
-    #[command(flatten)]
-    peers: PeerArgs,
 }
 
 pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
@@ -38,11 +32,7 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
         bail!("--out {shown}: it is a file; expected a new or empty directory, or an old report");
     }
     let lab = args.places.lab()?;
-    let mut site = Site::gather(&lab, &args.places.records()?, &History::around(&lab))?;
-    if args.ready {
-        let experiments = site.experiments.iter().map(|entry| &entry.experiment);
-        site.ready = ready::checks(experiments, &args.places, &args.peers, terminal)?;
-    }
+    let site = Site::gather(&lab, &args.places.records()?, &History::around(&lab))?;
     let (mut said, mut index, mut measured, mut pages) = (String::new(), None, None, 0);
     let root = lab.parent().unwrap_or(Path::new(""));
     if let Some(file) = &args.measured {

@@ -57,7 +57,7 @@ pub(super) struct RunArgs {
 
 impl RunArgs {
     /// The run as it is here.
-    pub(super) fn options(&self, run_id: &str) -> anyhow::Result<RunOptions> {
+    pub(super) fn options(&self, run_id: &str) -> RunOptions {
         let mut options = RunOptions {
             profiles: self.profiles.clone(),
             cases: self.cases.clone(),
@@ -67,8 +67,7 @@ impl RunArgs {
             options.protocol.preparations = preparations;
         }
         options.until_decided = self.until_decided.map(|minutes| Duration::from_secs(60 * minutes));
-        options.expect_name()?;
-        Ok(options)
+        options
     }
 
     /// The options of this run that are the same in another place.

@@ -23,8 +23,8 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     let store = args.places.store()?;
     let (jobs, spec) = (Jobs::new(&lab), ExecutorSpec::find(&args.on, &lab)?);
     let named = Named::find(args, &experiment, &store, &jobs, &spec, &machine.name)?;
-    let options = args.options(&named.run_id)?;
-    options.expect_selection(&experiment)?;
+    let options = args.options(&named.run_id);
+    options.validate(&experiment)?;
     if !args.quick {
         let begun = named.begun.iter().flat_map(|opened| &opened.record.results);
         // What a case had is measured again beside what is missing.
@@ -44,12 +44,7 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     let verdict = LabVerdict::of(&experiment, std::slice::from_ref(&opened));
     // What this process is has no name.
     let here = Executed { resumed: named.begun.is_some().into(), ..Executed::default() };
-    let Executed { kind, job_id, partition, nodes, gres, resumed, .. } =
-        record.executor.as_ref().unwrap_or(&here);
-    let executor = json!({
-        "kind": kind, "job_id": job_id, "partition": partition, "nodes": nodes, "gres": gres,
-        "resumed": resumed,
-    });
+    let executor = record.executor.as_ref().unwrap_or(&here);
     let document = json!({ "record": record, "verdict": verdict, "executor": executor });
     terminal.print(&document, |_, terminal| show(&experiment, &opened, &verdict, terminal))?;
     let ours = |entry: &&ResultEntry| {
@@ -75,7 +70,7 @@ fn here(
 ) -> anyhow::Result<Option<Opened>> {
     let lab = args.places.lab()?;
     options.executor = Executed::detect(&lab)?;
-    stop_on_signals(&options.stop.0, "this case, which is kept")?;
+    stop_on_signals(&options.stop, "this case, which is kept")?;
     let name = format!("{}-{}", experiment.id, options.run_id);
     let mut session = Session::begin(&name, experiment, store, machine, &lab, &args.peers)?;
     let mut finished = session.watched(&options, terminal)?;

@@ -44,10 +44,11 @@ impl<'a> Session<'a> {
         lab: &Path,
         peers: &PeerArgs,
     ) -> anyhow::Result<Self> {
-        let none = |e: swiglu_cuda::CudaError| LabError::NoDevice {
-            experiment: experiment.id.clone(),
-            device: "CUDA",
+        let none = |e: swiglu_cuda::CudaError| LabError::Refused {
+            place: format!("experiment {}", experiment.id),
+            what: "measuring a CUDA device",
             why: e.to_string(),
+            advice: "run it on a machine with one. Nothing was recorded",
         };
         let identity = match experiment.device {
             DeviceKind::Cpu => String::new(),

@@ -43,6 +43,7 @@ impl<'a> Measurement<'a> {
         output: Option<&FilePath>,
     ) -> anyhow::Result<Report> {
         let weights = self.args.math.layer(self.subject.weights.clone(), T::DTYPE);
+        self.expect_decoding_to_matter::<T>(&weights)?;
         let mut weights = decoded(self.args.decode_weights, weights, self.args.op)?;
         if self.args.backward {
             weights = weights.decoded();
@@ -127,6 +128,21 @@ impl<'a> Measurement<'a> {
             extent: check.extent(),
             training,
         })
+    }
+
+    /// Refuses `--decode-weights` for an embedded layer and the input that came with it where that changes nothing.
+    fn expect_decoding_to_matter<T: Element>(&self, weights: &MlpWeights) -> anyhow::Result<()> {
+        let RunArgs { decode_weights, input, weights: file, .. } = self.args;
+        if !decode_weights || input.is_some() || file.weights.is_some() {
+            return Ok(());
+        }
+        let [tokens, _] = self.subject.input.matrix.shape();
+        match self.storage::<T>(weights, tokens)? {
+            Err(Some(why)) => {
+                bail!("--decode-weights: {why}: they are decoded without it; leave it out")
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The result of a layer, and what it is to be. A path that passes gate and up through memory rounds them, and is

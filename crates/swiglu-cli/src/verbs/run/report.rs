@@ -123,7 +123,7 @@ pub(super) fn print(
             .number("limit", |r| table::error(r.error.limit))
             .text("", |r| table::verdict(r.passed))
             .print(terminal)?;
-        Ok(terminal.write_all(foot(device, reports).as_bytes())?)
+        Ok(terminal.write_all(foot(reports).as_bytes())?)
     })
 }
 
@@ -164,7 +164,7 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
 }
 
 /// What the table leaves out: plans, the worst element, and what was not checked.
-fn foot(device: &Device, reports: &[Report]) -> String {
+fn foot(reports: &[Report]) -> String {
     let mut out = String::from("\n");
     for r in reports {
         let ErrorReport { worst_element, overflow, unlike, exceeded, passed, .. } = &r.error;
@@ -197,12 +197,5 @@ fn foot(device: &Device, reports: &[Report]) -> String {
             out += &training.lines();
         }
     }
-    out += match device {
-        Device::Cuda(_) => {
-            "Times are medians of interleaved calls by the device's clock, on resident data larger \
-             than its cache; errors are relative (Frobenius).\n"
-        }
-        _ => "Times are medians of interleaved calls; errors are relative (Frobenius).\n",
-    };
     out
 }

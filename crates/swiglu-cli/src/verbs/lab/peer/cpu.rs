@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     fn made(op: CaseOp, shape: [usize; 3], copies: Option<usize>) -> CpuJob<bf16> {
-        let case = inputs::case(DeviceKind::Cpu, op, shape, DType::Bf16);
+        let case = Case::new(DeviceKind::Cpu, op, shape, DType::Bf16);
         let order = Order { case: &case, options: Default::default(), seed: 1, copies };
         job(&Device::cpu().unwrap(), &order).unwrap().0
     }

@@ -23,7 +23,7 @@ use swiglu_lab::peer::protocol::{
 };
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
-use crate::terminal::{Verdict, describe};
+use crate::terminal::{Terminal, Verdict, describe};
 use job::{Job, Order, Prepared};
 use options::{Devices, Options};
 
@@ -38,9 +38,9 @@ pub(super) enum OwnPeer {
 }
 
 /// Answers requests until `quit` or the end of the input.
-pub(super) fn serve(who: OwnPeer) -> anyhow::Result<Verdict> {
+pub(super) fn serve(who: OwnPeer, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let mut peer = Peer { who, devices: Devices::default(), jobs: BTreeMap::new() };
-    swiglu_lab::peer::serve(|request| peer.answer(request))?;
+    swiglu_lab::peer::serve(terminal, |request| peer.answer(request))?;
     Ok(Verdict::Passed)
 }
 
