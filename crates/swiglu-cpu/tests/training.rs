@@ -358,7 +358,8 @@ fn a_weight_gradient_is_the_sum_over_tokens() {
             for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
                 let add = accumulate == Accumulate::Add;
                 let held: Matrix<T> = whole(3, n, k);
-                let before = |r: usize, c: usize| if add { held.row(r)[c].to_f32() } else { 0.0 };
+                let before =
+                    |r: usize, c: usize| if add { held.view().row(r)[c].to_f32() } else { 0.0 };
                 let poisoned = |v: &T| if add { v.to_f32() } else { f32::NAN };
                 let start = || held.as_slice().iter().map(poisoned);
                 let mut narrow = Matrix::from_values(start().map(T::from_f32), n, k).unwrap();
@@ -369,10 +370,11 @@ fn a_weight_gradient_is_the_sum_over_tokens() {
                     cpu.weight_gradient(grads.view(), inputs.view(), place, accumulate).unwrap();
                 }
                 for (r, c) in (0..n).flat_map(|r| (0..k).map(move |c| (r, c))) {
-                    let products =
-                        (0..m).map(|t| grads.row(t)[r].to_f32() * inputs.row(t)[c].to_f32());
+                    let products = (0..m).map(|t| {
+                        grads.view().row(t)[r].to_f32() * inputs.view().row(t)[c].to_f32()
+                    });
                     let exact = products.sum::<f32>() + before(r, c);
-                    let found = (narrow.row(r)[c].to_f32(), wide.row(r)[c]);
+                    let found = (narrow.view().row(r)[c].to_f32(), wide.view().row(r)[c]);
                     assert_eq!(found, (exact, exact), "{m}x{n}x{k} {accumulate:?} {r} {c}");
                 }
             }
