@@ -12,7 +12,7 @@ fn a_damaged_kernel_is_made_again() {
     let Some(first) = swiglu(&args) else { return };
     assert_eq!(first.code, Some(0), "{first:?}");
     assert!(!first.stdout.contains("repaired"), "{first:?}");
-    let beginning = "2 variants for sm_80, 0 in the cache: compiling 2, about 1 s on";
+    let beginning = "2 variants for sm_80, 0 in the cache: compiling 2, about 1 second on";
     assert!(first.stderr.starts_with(beginning), "{first:?}");
     let mut entry =
         std::fs::read_dir(&out).expect("it was made").map(|e| e.expect("an entry").path());
