@@ -325,7 +325,8 @@ impl<K: Kind> Layer<K> {
     }
 
     /// Enqueues the gradients that `into` has places for, from that of the result; gate and up are consumed, and what they
-    /// hold afterwards is their gradients or anything else. An up that was not kept is computed again. Weights must not have changed since the forward pass.
+    /// hold afterwards is their gradients or anything else. An up that was not kept is computed again. Weights must not have
+    /// changed since the forward pass.
     ///
     /// # Errors
     /// [`CoreError::Shape`], [`CoreError::DType`]; [`CoreError::Unsupported`] on the CPU;

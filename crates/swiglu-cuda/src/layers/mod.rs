@@ -11,7 +11,6 @@ mod operands;
 mod quantized;
 mod run;
 mod training;
-mod weight_gradient;
 mod weights;
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};

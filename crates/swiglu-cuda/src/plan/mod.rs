@@ -16,7 +16,7 @@ pub(crate) use choices::{Choices, Lent};
 pub use planner::CudaOptions;
 pub(crate) use planner::Planner;
 pub use target::{Target, Ways};
-pub(crate) use training::{Among, differentiated, saving, up_by_sums};
+pub(crate) use training::{Among, differentiated, saving, up_again};
 
 use swiglu_core::{Numerics, Op, Pass, Path, Plan, Problem, Rounding};
 

@@ -6,6 +6,7 @@ use swiglu_core::{DType, Op, Orientation, Pass, Path, Plan, Problem, SavePolicy}
 
 use super::{BACKEND, Candidate, Planner, Steps, Why, choose};
 use crate::device::context::Cuda;
+use crate::kernels::elementwise::Stored;
 use crate::kernels::obstacle::Obstacle;
 use crate::kernels::sm90_dgated_gemm::{self as dgated, Config};
 use crate::kernels::tensor_map::LayerMaps;
@@ -67,9 +68,13 @@ pub(super) fn choose_saving(
     })
 }
 
-/// Whether an up that was not kept is computed again as sums in f32, which begin at biases that T may not hold.
-pub(crate) fn up_by_sums(problem: &Problem, path: Option<Path>) -> bool {
-    problem.bias && problem.dtype != DType::F32 && path != Some(Path::Unfused)
+/// What the product that computes an up again is stored as, so that it is rounded as the forward pass by these steps rounded
+/// it: cuBLASLt adds a bias to elements as an element, which only the unfused path does.
+pub(crate) fn up_again(saving: Steps, has_biases_of_sums: bool) -> Stored {
+    match saving.stored() {
+        None if has_biases_of_sums => Stored::Sums,
+        _ => Stored::Elements,
+    }
 }
 
 impl Cuda {
@@ -102,10 +107,18 @@ impl Cuda {
     ) -> Option<String> {
         match policy {
             SavePolicy::Save => None,
-            SavePolicy::SaveGate if up_by_sums(problem, path) => Some("cublaslt f32".into()),
-            SavePolicy::SaveGate => Some("cublaslt".into()),
+            SavePolicy::SaveGate => Some(match self.up_again(problem, path) {
+                Stored::Elements => "cublaslt".into(),
+                Stored::Sums => "cublaslt f32".into(),
+            }),
             _ => Some(self.plan(problem.with_pass(Pass::Saving), path).kernel),
         }
+    }
+
+    /// [`up_again`] for packed weights.
+    pub(crate) fn up_again(&self, problem: &Problem, path: Option<Path>) -> Stored {
+        let (steps, _) = choose_saving(Planner::of(self), problem, path);
+        up_again(steps, problem.bias && problem.dtype != DType::F32)
     }
 
     /// [`differentiated`] for a block of dense matrices.

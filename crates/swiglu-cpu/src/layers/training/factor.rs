@@ -1,12 +1,10 @@
 //! Products over tokens.
 
-use swiglu_core::{
-    Accumulate, Element, GradientMut, GradientsMut, MatrixRef, Orientation, Result, RowScale,
-};
+use swiglu_core::{Accumulate, Element, GradientMut, MatrixRef, Orientation, Result, RowScale};
 
 use super::super::linear::{AddedTo, Stored, Target};
 use super::super::pass::{linear_map, of_columns_bytes, out_rows};
-use super::clear;
+use super::zero;
 use crate::cpu::Cpu;
 use crate::order::Order;
 use crate::panels::{Panels, Part};
@@ -88,9 +86,9 @@ impl Cpu {
             return Ok(());
         }
         if m == 0 {
-            let mut all = GradientsMut::default().with_accumulate(accumulate);
-            all.gate = Some(into);
-            clear(&mut all);
+            if accumulate == Accumulate::Overwrite {
+                zero(&mut into);
+            }
             return Ok(());
         }
         Factor::pack(self, inputs)?.times(grads, &mut into, accumulate)

@@ -162,19 +162,21 @@ pub(super) fn wants_inner<T>(into: &GradientsMut<'_, T>) -> bool {
 
 /// The gradients of no tokens: zeros, or what is there.
 pub(super) fn clear<T: Element>(into: &mut GradientsMut<'_, T>) {
-    fn zero<V: Element>(m: &mut MatrixMut<'_, V>) {
-        (0..m.rows()).for_each(|r| m.row_mut(r).fill(V::default()));
-    }
     if into.accumulate == Accumulate::Add {
         return;
     }
-    for place in [&mut into.gate, &mut into.up, &mut into.down].into_iter().flatten() {
-        match place {
-            GradientMut::Element(m) => zero(m),
-            GradientMut::F32(m) => zero(m),
-            other => unreachable!("{other:?} is computed nowhere"),
-        }
-    }
+    [&mut into.gate, &mut into.up, &mut into.down].into_iter().flatten().for_each(zero);
     let biases = [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias];
     biases.into_iter().flatten().for_each(|bias| bias.fill(0.0));
+}
+
+fn zero<T: Element>(place: &mut GradientMut<'_, T>) {
+    fn rows<V: Element>(m: &mut MatrixMut<'_, V>) {
+        (0..m.rows()).for_each(|r| m.row_mut(r).fill(V::default()));
+    }
+    match place {
+        GradientMut::Element(m) => rows(m),
+        GradientMut::F32(m) => rows(m),
+        other => unreachable!("{other:?} is computed nowhere"),
+    }
 }

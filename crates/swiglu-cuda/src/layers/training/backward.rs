@@ -4,7 +4,7 @@ use swiglu_core::{DType, Element, GradientShapes, Op};
 
 use super::gate_up::{BlockTensors, expect_rows_apart};
 use super::kept::DeviceKeptMut;
-use super::products::{Factor, Run, backwards};
+use super::products::{Factor, Multiply, Run, backwards};
 use super::scratch::Placed;
 use crate::device::error::Result;
 use crate::device::memory::DeviceMatrixRef;
@@ -73,7 +73,14 @@ impl<K, T: Element> Layer<K, T> {
             let [saved, grads] = placed.at(at(parts.h + parts.dh));
             let sums_at = |cols| Tensor::new(at(parts.h + parts.dh + parts.gate_up), cols);
             let scratch = at(parts.total() - parts.lt);
-            let run = Run { layer: self, stream, lt: &lt, scratch, accumulate: into.accumulate };
+            let by = Multiply {
+                cuda: &self.cuda,
+                stream,
+                lt: &lt,
+                scratch,
+                accumulate: into.accumulate,
+            };
+            let run = Run { layer: self, by };
             // SAFETY: the views span memory of this device and were admitted; all that is written is borrowed mutably or
             // is a part of the workspace of its own; the weights live as long as `self`.
             unsafe {
@@ -106,7 +113,7 @@ impl<K, T: Element> Layer<K, T> {
                                 }
                             }
                             let grads = Factor { at: gate.at, shape: [m, 2 * half] };
-                            run.map(grads, backwards(&both), dx, false)?;
+                            run.by.map::<T>(grads, backwards(&both), dx, false)?;
                         }
                         None => {
                             let to = match round_dx {
@@ -114,19 +121,19 @@ impl<K, T: Element> Layer<K, T> {
                                 false => dx,
                             };
                             let [gate_w, up_w] = dense.gate_up.halves();
-                            run.map(gate, backwards(&gate_w), to, false)?;
-                            run.map(up, backwards(&up_w), to, true)?;
+                            run.by.map::<T>(gate, backwards(&gate_w), to, false)?;
+                            run.by.map::<T>(up, backwards(&up_w), to, true)?;
                             if round_dx {
                                 round_sums(stream, T::DTYPE, sums_at(k), dx.at, [m, k])?;
                             }
                         }
                     }
                 }
-                run.weights(&into, x, [gate, up], lie)?;
+                run.by.weights(&into, x, [gate, up], lie)?;
                 if let Some(down) = &into.down {
                     let h = Factor { at: h_at, shape: [m, h] };
                     let dy = Factor { at: dy, shape: [m, k] };
-                    run.weight(h, dy, down_lies, down.place())?;
+                    run.by.weight::<T>(h, dy, down_lies, down.place())?;
                 }
                 let add = into.accumulate;
                 for (bias, of) in [(&into.gate_bias, gate), (&into.up_bias, up)] {

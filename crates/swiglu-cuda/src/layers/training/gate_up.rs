@@ -3,7 +3,7 @@
 use swiglu_core::{Accumulate, Element, Orientation};
 
 use super::part;
-use super::products::Run;
+use super::products::{Multiply, Run};
 use crate::device::error::{CudaError, Result};
 use crate::device::lt::{LinearWeights, Lt};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
@@ -94,9 +94,10 @@ impl<K, T: Element> Layer<K, T> {
         let bytes = if fused.is_some() { 0 } else { dh + Lt::scratch_bytes(self.cuda.arch()) };
         self.cuda.with_workspace(stream, scratch.as_deref(), bytes, |work| {
             let dh_at = Tensor::new(work.ptr, padded::<T>(self.problem.intermediate));
+            let (cuda, scratch) = (&self.cuda, work.ptr + dh as u64);
             let accumulate = Accumulate::Overwrite;
             let run =
-                Run { layer: self, stream, lt: &lt, scratch: work.ptr + dh as u64, accumulate };
+                Run { layer: self, by: Multiply { cuda, stream, lt: &lt, scratch, accumulate } };
             // SAFETY: the views span memory of this device and were admitted; what is written is borrowed mutably or is a
             // part of the workspace of its own; the weights live as long as `self`.
             unsafe {

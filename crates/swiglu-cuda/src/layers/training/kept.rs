@@ -12,6 +12,7 @@ use crate::layers::activation::tensor;
 use crate::layers::gradients::Place;
 use crate::layers::layer::Layer;
 use crate::layers::operands::Dense;
+use crate::plan::up_again;
 
 /// Where the pre-activations lie between the passes, `[M, H]` each: both, as [`swiglu_core::SavePolicy::Save`] keeps them, or
 /// the gate alone, as [`swiglu_core::SavePolicy::SaveGate`] does. `[gate, up]` and `gate` convert into it.
@@ -56,13 +57,9 @@ pub(super) struct Kept {
 }
 
 impl<K, T: Element> Layer<K, T> {
-    /// What the product that computes up again is stored as, so that it is rounded as the forward pass of `m` tokens rounded
-    /// it: cuBLASLt adds a bias to elements as an element, which only the unfused path does.
+    /// What the product that computes up again is stored as.
     pub(super) fn up_again(&self, m: usize, dense: &Dense<T>) -> Stored {
-        match self.saving_steps(m).stored() {
-            None if dense.gate_up.has_biases_of_sums() => Stored::Sums,
-            _ => Stored::Elements,
-        }
+        up_again(self.saving_steps(m), dense.gate_up.has_biases_of_sums())
     }
 }
 
@@ -85,12 +82,12 @@ impl<K, T: Element> Run<'_, K, T> {
             match stored {
                 Stored::Elements => {
                     let up = Place { at: up, dtype: T::DTYPE };
-                    self.product(x, weights, up, shape, product)
+                    self.by.product::<T>(x, weights, up, shape, product)
                 }
                 Stored::Sums => {
                     let to = Place { at: sums, dtype: DType::F32 };
-                    self.product(x, weights, to, shape, product)?;
-                    round_sums(self.stream, T::DTYPE, sums, up, shape)
+                    self.by.product::<T>(x, weights, to, shape, product)?;
+                    round_sums(self.by.stream, T::DTYPE, sums, up, shape)
                 }
             }
         }

@@ -10,6 +10,7 @@ mod kept;
 mod products;
 mod saving;
 mod scratch;
+mod weight_gradient;
 
 pub use host::HostSaved;
 pub use kept::DeviceKeptMut;

@@ -3,6 +3,7 @@
 use swiglu_core::{Accumulate, DType, Element, Orientation};
 
 use super::gate_up::BlockTensors;
+use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::lt::{LinearWeights, Lt, Product};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
@@ -34,13 +35,19 @@ pub(super) fn backwards(w: &LinearWeights) -> LinearWeights {
     }
 }
 
-/// A backward pass while it is enqueued.
-pub(super) struct Run<'a, K, T> {
-    pub(super) layer: &'a Layer<K, T>,
+/// What enqueues the products of a backward pass.
+pub(super) struct Multiply<'a> {
+    pub(super) cuda: &'a Cuda,
     pub(super) stream: &'a Stream,
     pub(super) lt: &'a Lt,
     pub(super) scratch: u64,
     pub(super) accumulate: Accumulate,
+}
+
+/// A backward pass while it is enqueued.
+pub(super) struct Run<'a, K, T> {
+    pub(super) layer: &'a Layer<K, T>,
+    pub(super) by: Multiply<'a>,
 }
 
 // SAFETY of all of these: as for `Layer::backward`, whose tensors these are.
@@ -70,7 +77,7 @@ impl<K, T: Element> Run<'_, K, T> {
             return Ok(());
         }
         // SAFETY: as the caller says.
-        unsafe { elementwise::backward(self.stream, self.extent(m), dh, inputs, grads) }
+        unsafe { elementwise::backward(self.by.stream, self.extent(m), dh, inputs, grads) }
     }
 
     /// Gradients of gate and up from that of y, and h, step by step.
@@ -88,17 +95,19 @@ impl<K, T: Element> Run<'_, K, T> {
         let dy = Factor { at: dy, shape: [m, down.out_features] };
         // SAFETY: as the caller says.
         unsafe {
-            self.map(dy, backwards(&down), product, false)?;
+            self.by.map::<T>(dy, backwards(&down), product, false)?;
             // h first: the gradients may take the place of gate and up.
             let inputs =
                 GateUp { gate: saved[0], up: saved[1], group: 0, stored: Stored::Elements };
-            elementwise::forward(self.stream, self.extent(m), inputs, h)?;
+            elementwise::forward(self.by.stream, self.extent(m), inputs, h)?;
             self.through_activation(m, dh, saved, grads)
         }
     }
+}
 
+impl Multiply<'_> {
     /// y = x·W, or y += x·W.
-    pub(super) unsafe fn map(
+    pub(super) unsafe fn map<T: Element>(
         &self,
         x: Factor,
         w: LinearWeights,
@@ -107,11 +116,11 @@ impl<K, T: Element> Run<'_, K, T> {
     ) -> Result<()> {
         let product = Product { accumulate: add, ..Product::default() };
         // SAFETY: as the caller says.
-        unsafe { self.product(x, w, y, [x.shape[0], w.out_features], product) }
+        unsafe { self.product::<T>(x, w, y, [x.shape[0], w.out_features], product) }
     }
 
     /// The gradients of gate's and up's weights: both at once where factors and results allow it.
-    pub(super) unsafe fn weights(
+    pub(super) unsafe fn weights<T: Element>(
         &self,
         into: &DeviceGradientsMut<'_, T>,
         x: Factor,
@@ -131,20 +140,20 @@ impl<K, T: Element> Run<'_, K, T> {
             if together && h > 0 {
                 let both = Factor { at: gate.at, shape: [m, 2 * h] };
                 // SAFETY: as the caller says.
-                return unsafe { self.weight(x, both, lie, first) };
+                return unsafe { self.weight::<T>(x, both, lie, first) };
             }
         }
         for (place, grad) in places.into_iter().zip([gate, up]) {
             if let Some(place) = place {
                 // SAFETY: as the caller says.
-                unsafe { self.weight(x, grad, lie, place) }?;
+                unsafe { self.weight::<T>(x, grad, lie, place) }?;
             }
         }
         Ok(())
     }
 
     /// The gradient of weights from the features of `inputs` to those of `grads`.
-    pub(super) unsafe fn weight(
+    pub(super) unsafe fn weight<T: Element>(
         &self,
         inputs: Factor,
         grads: Factor,
@@ -166,10 +175,10 @@ impl<K, T: Element> Run<'_, K, T> {
         let accumulate = self.accumulate == Accumulate::Add;
         let product = Product { transposed: true, accumulate, fixed: false };
         // SAFETY: as the caller says.
-        unsafe { self.product(left, w, to, [left.shape[1], right.shape[1]], product) }
+        unsafe { self.product::<T>(left, w, to, [left.shape[1], right.shape[1]], product) }
     }
 
-    pub(super) unsafe fn product(
+    pub(super) unsafe fn product<T: Element>(
         &self,
         x: Factor,
         w: LinearWeights,
@@ -189,13 +198,13 @@ impl<K, T: Element> Run<'_, K, T> {
                 };
             }
             match y.dtype {
-                DType::F32 => self.product_of::<f32>(x, w, y.at, [rows, cols], product),
-                _ => self.product_of::<T>(x, w, y.at, [rows, cols], product),
+                DType::F32 => self.product_of::<T, f32>(x, w, y.at, [rows, cols], product),
+                _ => self.product_of::<T, T>(x, w, y.at, [rows, cols], product),
             }
         }
     }
 
-    unsafe fn product_of<Y: Element>(
+    unsafe fn product_of<T: Element, Y: Element>(
         &self,
         x: Factor,
         w: LinearWeights,
@@ -203,19 +212,19 @@ impl<K, T: Element> Run<'_, K, T> {
         [rows, cols]: [usize; 2],
         product: Product,
     ) -> Result<()> {
-        let cuda = &self.layer.cuda;
         let stride = |t: Tensor| t.stride.unsigned_abs() as usize;
         // SAFETY: as the caller says.
         unsafe {
             let [x_rows, x_cols] = x.shape;
             let x = DeviceMatrixRef::<T>::from_raw_trusted(
-                cuda,
+                self.cuda,
                 x.at.data,
                 x_rows,
                 x_cols,
                 stride(x.at),
             )?;
-            let y = DeviceMatrixMut::<Y>::from_raw_trusted(cuda, y.data, rows, cols, stride(y))?;
+            let y =
+                DeviceMatrixMut::<Y>::from_raw_trusted(self.cuda, y.data, rows, cols, stride(y))?;
             self.lt.product(self.stream, x, &w, y, product, self.scratch)
         }
     }

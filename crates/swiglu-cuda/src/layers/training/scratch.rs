@@ -10,7 +10,6 @@ use crate::kernels::elementwise::{Stored, Tensor};
 use crate::layers::layer::Layer;
 use crate::layers::operands::Dense;
 use crate::layers::weights::{Products, padded};
-use crate::plan::up_by_sums;
 
 /// Gate and up, and their gradients, of which scratch memory has some: where they can, gradients take the place of what they
 /// are of.
@@ -164,7 +163,11 @@ impl Cuda {
             stores_dh: self.differentiated(problem, path).is_err(),
             has_up,
             moves: hidden > 0 && h > 0 && !(has_up && half == h),
-            sums: if !has_up && up_by_sums(problem, path) { m * half } else { 0 },
+            sums: if !has_up && self.up_again(problem, path) == Stored::Sums {
+                m * half
+            } else {
+                0
+            },
         };
         let again = match policy {
             SavePolicy::Save | SavePolicy::SaveGate => 0,
@@ -181,7 +184,7 @@ mod tests {
     use crate::layers::training::gate_up::BlockTensors;
     use crate::{GatedLinear, Mlp};
     use swiglu_core::conformance::{Case, Parameters};
-    use swiglu_core::{Pass, bf16};
+    use swiglu_core::{Numerics, Pass, bf16};
 
     /// What a layer's backward pass takes of a stream's scratch memory, where gate and up lie as [`crate::HostSaved`] has them.
     fn scratch<K>(layer: &Layer<K, bf16>, m: usize, policy: SavePolicy) -> usize {
@@ -207,8 +210,9 @@ mod tests {
         let Some(cuda) = common::device() else { return };
         let shapes =
             [(1, 64, 96, false), (40, 64, 96, true), (70, 72, 100, true), (300, 64, 8, false)];
-        for (m, k, h, bias) in shapes {
-            let case = Case { bias, ..Case::new(Op::Mlp, [m, k, h], DType::Bf16) };
+        let all = shapes.into_iter().flat_map(|shape| Numerics::all().map(move |n| (shape, n)));
+        for ((m, k, h, bias), numerics) in all {
+            let case = Case { bias, numerics, ..Case::new(Op::Mlp, [m, k, h], DType::Bf16) };
             let parameters = Parameters::<bf16>::new(&case).unwrap();
             let (block, gated) = (parameters.mlp(), parameters.gated());
             for path in [None, Some(Path::Unfused)] {

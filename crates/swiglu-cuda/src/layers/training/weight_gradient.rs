@@ -2,14 +2,16 @@
 
 use swiglu_core::{Accumulate, Element, Orientation};
 
-use super::gradients::DeviceGradientMut;
+use super::gate_up::expect_rows_apart;
+use super::products::{Factor, Multiply};
 use crate::device::context::Cuda;
 use crate::device::error::Result;
-use crate::device::lt::{LinearWeights, Lt, Product};
+use crate::device::lt::Lt;
 use crate::device::memory::DeviceMatrixRef;
 use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
-use crate::kernels::fill_rows::fill_rows;
+use crate::layers::activation::tensor;
+use crate::layers::gradients::DeviceGradientMut;
 
 impl Cuda {
     /// Bytes of scratch memory of [`Self::weight_gradient`].
@@ -38,42 +40,18 @@ impl Cuda {
         self.expect_stream(stream)?;
         grads.admit("gradient of the results", [m, features], stream)?;
         inputs.admit("inputs", [m, k], stream)?;
+        expect_rows_apart("a gradient of the results", &grads)?;
+        expect_rows_apart("inputs", &inputs)?;
         into.admit("gradient of the weights", [features, k], stream)?;
-        if features == 0 || k == 0 {
-            return Ok(());
-        }
-        if m == 0 {
-            let (place, shape) = (into.place(), [features, k]);
-            return match accumulate {
-                Accumulate::Add => Ok(()),
-                // SAFETY: the view spans memory of this device, which is borrowed mutably.
-                _ => unsafe { fill_rows(stream, place.dtype, place.at, shape, None) },
-            };
-        }
-        let factor = LinearWeights {
-            ptr: inputs.device_ptr(),
-            orientation: Orientation::InOut,
-            in_features: m,
-            out_features: k,
-            row_stride: inputs.row_stride(),
-            bias: None,
-        };
-        let accumulate = accumulate == Accumulate::Add;
-        let product = Product { transposed: true, accumulate, fixed: false };
+        let factor = |at, shape| Factor { at, shape };
+        let (grads, inputs, to) = (tensor(&grads), tensor(&inputs), into.place());
         let lt = self.lt()?;
         self.with_workspace(stream, scratch.as_deref(), self.weight_gradient_bytes(), |work| {
+            let by = Multiply { cuda: self, stream, lt: &lt, scratch: work.ptr, accumulate };
+            let (grads, inputs) = (factor(grads, [m, features]), factor(inputs, [m, k]));
             // SAFETY: the views span memory of this device and were admitted; what is written is borrowed mutably; the
             // workspace is as large as the product asks.
-            unsafe {
-                match into {
-                    DeviceGradientMut::Element(to) => {
-                        lt.product(stream, grads, &factor, to, product, work.ptr)
-                    }
-                    DeviceGradientMut::F32(to) => {
-                        lt.product(stream, grads, &factor, to, product, work.ptr)
-                    }
-                }
-            }
+            unsafe { by.weight::<T>(inputs, grads, Orientation::OutIn, to) }
         })
     }
 }
