@@ -40,7 +40,7 @@ unsafe fn run<K: Kernel<Output = ()>>(isa: Isa, kernel: K) {
 #[inline(never)]
 unsafe fn run_math<K: MathKernel>(isa: Isa, kernel: K) {
     // SAFETY: the caller's.
-    unsafe { dispatch_math(isa, kernel) }
+    unsafe { dispatch_math(isa, &kernel) }
 }
 
 /// A function from a kernel of any element type to the compiled one, run as `run` says.

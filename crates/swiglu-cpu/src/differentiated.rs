@@ -83,8 +83,8 @@ impl<T: Element> MathKernel for DifferentiatedPanel<T> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, M: GatedMath>(self, math: M) {
-        let DifferentiatedPanel { epilogue, panel, sums, rows } = self;
+    unsafe fn run<S: Simd, M: GatedMath>(&self, math: M) {
+        let &DifferentiatedPanel { epilogue, panel, sums, rows } = self;
         let rounds = epilogue.numerics.rounding != Rounding::Fused;
         for r in 0..rows {
             for v in 0..2 {
@@ -116,9 +116,9 @@ impl<T: Element> MathKernel for DifferentiatedRows<T> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, M: GatedMath>(self, math: M) {
-        let DifferentiatedRows { of, dh, rows } = self;
-        for r in rows {
+    unsafe fn run<S: Simd, M: GatedMath>(&self, math: M) {
+        let &DifferentiatedRows { of, dh, ref rows } = self;
+        for r in rows.clone() {
             for col in (0..of.gate.cols).step_by(S::LANES) {
                 // SAFETY: whoever runs the kernel vouches for the rows.
                 unsafe {

@@ -139,10 +139,10 @@ impl<T: Element> MathKernel for Segments<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, M: GatedMath>(self, math: M) {
-        let Segments { task, units, segments } = self;
+    unsafe fn run<S: Simd, M: GatedMath>(&self, math: M) {
+        let &Segments { task, ref units, segments } = self;
         let mut tile = Tile { gate: [T::default(); TILE], up: [T::default(); TILE] };
-        for unit in units {
+        for unit in units.clone() {
             let (row, start) = (unit / segments, unit % segments * SEGMENT);
             let end = task.cols.min(start + SEGMENT);
             let mut at = start;

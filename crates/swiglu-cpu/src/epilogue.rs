@@ -141,8 +141,8 @@ impl<T: Element, O: Element> MathKernel for GatedPanel<T, O> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, M: GatedMath>(self, math: M) {
-        let GatedPanel { epilogue: e, panel, sums, rows } = self;
+    unsafe fn run<S: Simd, M: GatedMath>(&self, math: M) {
+        let &GatedPanel { epilogue: e, panel, sums, rows } = self;
         let rounds = e.numerics.rounding != Rounding::Fused;
         for r in 0..rows {
             // SAFETY: `finish`'s caller vouches for the sums and rows.

@@ -73,7 +73,7 @@ impl FusedSums {
         Self { weights, panels: range.len(), panel_bytes, x, rows, sums }
     }
 
-    /// Runs the kernel of the weights' type.
+    /// Runs the kernel of the weights' type, each a function of its own, as in [`super::Dots`].
     ///
     /// # Safety
     /// As [`dispatch`]; `x` has the rows, `sums` room for those of each panel.
@@ -88,26 +88,14 @@ impl WithBlocks for Dispatch {
     type Output = ();
 
     fn run<B: Blocks>(self) {
-        let Dispatch(isa, sums) = self;
-        macro_rules! of {
-            ($($rows:literal by $panels:literal),*) => {
-                match (sums.rows, sums.panels) {
-                    // SAFETY: `FusedSums::run`'s caller vouches for the instruction set and the pointers.
-                    $(($rows, $panels) => unsafe {
-                        dispatch(isa, FusedOf::<B, $rows, $panels>(sums, PhantomData))
-                    },)*
-                    (rows, panels) => unreachable!("{panels} panels of {rows} rows"),
-                }
-            };
-        }
-        of!(1 by 2, 1 by 1, 2 by 1, 3 by 1)
+        // SAFETY: `FusedSums::run`'s caller vouches for the instruction set and the pointers.
+        unsafe { dispatch(self.0, FusedOf::<B>(self.1, PhantomData)) }
     }
 }
 
-/// The sums of so many rows and panels, a function of its own as those of [`super::dots`].
-struct FusedOf<B, const ROWS: usize, const PANELS: usize>(FusedSums, PhantomData<B>);
+struct FusedOf<B>(FusedSums, PhantomData<B>);
 
-impl<B: Blocks, const ROWS: usize, const PANELS: usize> Kernel for FusedOf<B, ROWS, PANELS> {
+impl<B: Blocks> Kernel for FusedOf<B> {
     type Output = ();
 
     #[inline(always)]
@@ -116,7 +104,15 @@ impl<B: Blocks, const ROWS: usize, const PANELS: usize> Kernel for FusedOf<B, RO
             unreachable!("planned where byte dot products are several instructions");
         }
         // SAFETY: the caller's.
-        unsafe { self.0.tile::<S, B, ROWS, PANELS>() }
+        unsafe {
+            match (self.0.rows, self.0.panels) {
+                (1, 2) => self.0.tile::<S, B, 1, 2>(),
+                (1, 1) => self.0.tile::<S, B, 1, 1>(),
+                (2, 1) => self.0.tile::<S, B, 2, 1>(),
+                (3, 1) => self.0.tile::<S, B, 3, 1>(),
+                (rows, panels) => unreachable!("{panels} panels of {rows} rows"),
+            }
+        }
     }
 }
 

@@ -484,7 +484,7 @@ pub(crate) trait MathKernel {
     ///
     /// # Safety
     /// As [`Kernel::run`].
-    unsafe fn run<S: Simd, M: GatedMath>(self, math: M);
+    unsafe fn run<S: Simd, M: GatedMath>(&self, math: M);
 }
 
 /// Runs `kernel` as [`dispatch`] does, with the mathematics of its activation. Each kernel and mathematics is a function
@@ -492,10 +492,10 @@ pub(crate) trait MathKernel {
 ///
 /// # Safety
 /// As [`dispatch`].
-pub(crate) unsafe fn dispatch_math<K: MathKernel>(isa: Isa, kernel: K) {
-    struct Chosen<K>(Isa, K);
+pub(crate) unsafe fn dispatch_math<K: MathKernel>(isa: Isa, kernel: &K) {
+    struct Chosen<'a, K>(Isa, &'a K);
 
-    impl<K: MathKernel> WithGatedMath for Chosen<K> {
+    impl<K: MathKernel> WithGatedMath for Chosen<'_, K> {
         type Output = ();
         #[inline(always)]
         fn run<M: GatedMath>(self, math: M) {
@@ -504,9 +504,9 @@ pub(crate) unsafe fn dispatch_math<K: MathKernel>(isa: Isa, kernel: K) {
         }
     }
 
-    struct OfMath<K, M>(K, M);
+    struct OfMath<'a, K, M>(&'a K, M);
 
-    impl<K: MathKernel, M: GatedMath> Kernel for OfMath<K, M> {
+    impl<K: MathKernel, M: GatedMath> Kernel for OfMath<'_, K, M> {
         type Output = ();
         const USES_DOTS: bool = K::USES_DOTS;
         #[inline(always)]
