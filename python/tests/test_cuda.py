@@ -38,8 +38,8 @@ def expect(y, x, weights):
     within(y, exact, bound)
 
 
-def busy(milliseconds=20):
-    """Work on the current stream that takes a while."""
+def busy(milliseconds=100):
+    """Work on the current stream that takes a while, also for a host whose processors have other work."""
     torch.cuda._sleep(int(milliseconds * 2e6))
 
 
@@ -612,7 +612,7 @@ def test_a_second_derivative_of_a_block_is_refused():
     weights = [w.requires_grad_() for w in block_of()]
     x = tensor(3, 64, dtype=torch.bfloat16).requires_grad_()
     (grad,) = torch.autograd.grad(ops.mlp(x, *weights).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+    with pytest.raises(swiglu.SwigluError, match="second derivative"):
         grad.sum().backward()
 
 

@@ -232,6 +232,11 @@ def test_checkpoints_compiled_code_and_saved_tensors_elsewhere(save):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
             return f(x)
 
+    def same(found, right):
+        # cuBLAS may take another algorithm where it is called from a backward pass: no more roundings than these.
+        roundings = 0 if Here.device == "cpu" else 2 * (2 * (HIDDEN + INTERMEDIATE) + 8)
+        return (found - right).norm() <= roundings * UNIT["float32"] * right.norm()
+
     right = run(lambda f, x: f(x))
     for wrap in (
         lambda f, x: checkpoint(f, x, use_reentrant=False),
@@ -239,7 +244,7 @@ def test_checkpoints_compiled_code_and_saved_tensors_elsewhere(save):
         compiled,
         elsewhere,
     ):
-        assert all(torch.equal(a, b) for a, b in zip(run(wrap), right))
+        assert all(same(a, b) for a, b in zip(run(wrap), right))
 
 
 def test_frozen_weights_and_inference_need_no_main_grad():
@@ -271,10 +276,14 @@ def test_autocast_adds_to_the_main_grad_of_wide_weights(save, device):
     y.float().square().sum().backward()
     right.float().square().sum().backward()
     assert x.grad.dtype == torch.float32
-    torch.testing.assert_close(x.grad, again.grad, rtol=2**-6, atol=2**-6)
-    for w, held, other in zip(weights, before, plain):
-        found = torch.from_numpy(double(w.main_grad) - held)
-        torch.testing.assert_close(found, other.grad.double().cpu(), rtol=2**-5, atol=2**-5)
+    exact = [t.detach().double().requires_grad_() for t in (x, *weights)]
+    gate, up, down = exact[1:]
+    h = torch.nn.functional.silu(exact[0] @ gate.t()) * (exact[0] @ up.t())
+    (h @ down.t()).square().sum().backward()
+    added = [torch.from_numpy(double(w.main_grad) - held) for w, held in zip(weights, before)]
+    for found, other, right in zip([x.grad, *added], [again, *plain], exact):
+        error, theirs = ((g.double().cpu() - right.grad.cpu()).norm() for g in (found, other.grad))
+        assert error <= 2 * theirs, f"{error:.2e} where PyTorch's accumulation has {theirs:.2e}"
 
 
 def test_modules_hand_it_on():

@@ -146,8 +146,10 @@ impl<T: Element> StepOnDevice<T> {
         either!(layer, layer => {
             if self.policy == SavePolicy::Recompute {
                 layer.forward_on(stream, x, y.view_mut())?;
+                layer.pre_activations_on(stream, x, pre_activations(kept, h)?, None)?;
+            } else {
+                layer.forward_saving_on(stream, x, y.view_mut(), pre_activations(kept, h)?, None)?;
             }
-            layer.forward_saving_on(stream, x, y.view_mut(), pre_activations(kept, h)?, None)?;
             layer.backward_on(stream, x, dy, pre_activations(kept, h)?, into)
         })
     }

@@ -271,13 +271,15 @@ fn help_and_version_are_not_errors() {
 #[test]
 fn a_reader_that_leaves_early_ends_the_program_without_a_word() {
     for args in [&["completions", "bash"][..], &["info"], &["info", "--json"], &["--help"]] {
+        // It has left before the first word.
+        let (reader, stdout) = std::io::pipe().expect("a pipe");
+        drop(reader);
         let mut child = command()
             .args(args)
-            .stdout(Stdio::piped())
+            .stdout(stdout)
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary starts");
-        drop(child.stdout.take());
         let mut stderr = String::new();
         child.stderr.take().expect("piped").read_to_string(&mut stderr).expect("UTF-8");
         let status = child.wait().expect("the binary ends");

@@ -70,8 +70,7 @@ pub enum SavePolicy {
     Save,
     /// Gate, H values a token: up is computed again, which makes them seven.
     SaveGate,
-    /// Neither: both are computed again, which makes them eight; on a CUDA device by the forward pass as it is, whose down
-    /// projection is a ninth.
+    /// Neither: both are computed again, which makes them eight.
     Recompute,
 }
 

@@ -331,7 +331,7 @@ impl Backend for CudaBackend {
 
 impl CudaBackend {
     /// Both passes; gate and up lie in one matrix, as every third of what callers have. What is computed again outside of the
-    /// backward pass, [`SavePolicy::Recompute`], is kept here.
+    /// backward pass, [`SavePolicy::Recompute`], is computed before it.
     fn backward<K, T: Element>(
         &self,
         layer: &Layer<K, T>,
@@ -368,7 +368,12 @@ impl CudaBackend {
                 _ => [half(0)?, half(padded)?].into(),
             })
         };
-        layer.forward_saving(&stream, x.view()?, y.view_mut()?, keeps()?)?;
+        if policy == SavePolicy::Recompute {
+            layer.forward(&stream, x.view()?, y.view_mut()?)?;
+            layer.pre_activations(&stream, x.view()?, keeps()?, None)?;
+        } else {
+            layer.forward_saving(&stream, x.view()?, y.view_mut()?, keeps()?)?;
+        }
 
         let mut dx = into.dx.as_ref().map(|to| OnDevice::new(&stream, to.as_ref())).transpose()?;
         let mut weights = [&into.gate, &into.up, &into.down]

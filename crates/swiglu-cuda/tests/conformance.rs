@@ -540,7 +540,7 @@ fn graphs_replay_layers() {
     }
 }
 
-/// The pre-activations that a forward pass saves, and h, which is the same as without saving. The
+/// The pre-activations that a forward pass saves, which are the same by themselves, and h, which is the same as without saving. The
 /// gate's pre-activation is what the bilinear activation of a layer without rounding would give with
 /// an up of ones; it is judged as h of that layer.
 fn saved<T: Element>(cuda: &Cuda, layer: &GatedLinear<T>, case: &Case) {
@@ -557,6 +557,12 @@ fn saved<T: Element>(cuda: &Cuda, layer: &GatedLinear<T>, case: &Case) {
     let (mut out, mut plain, mut gate, mut up) = (poisoned(), poisoned(), poisoned(), poisoned());
     let kept = [gate.view_mut(), up.view_mut()];
     layer.forward_saving(&stream, on_device.view(), out.view_mut(), kept).unwrap();
+    let (mut gate_again, mut up_again) = (poisoned(), poisoned());
+    let kept = [gate_again.view_mut(), up_again.view_mut()];
+    layer.pre_activations(&stream, on_device.view(), kept, None).unwrap();
+    for (again, saved) in [(gate_again, &gate), (up_again, &up)] {
+        assert_eq!(again.to_host().unwrap(), saved.to_host().unwrap(), "{case} computed again");
+    }
     layer.forward(&stream, on_device.view(), plain.view_mut()).unwrap();
     let (out, plain) = (out.to_host().unwrap(), plain.to_host().unwrap());
     let params = parameters.gated();

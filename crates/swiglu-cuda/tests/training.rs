@@ -436,27 +436,36 @@ fn scratch_memory_of_the_caller_is_what_was_said() {
             let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
             let bytes = SavePolicy::ALL.map(|policy| layer.training_bytes(m, policy));
             assert_eq!(bytes[1] - bytes[0], (m * h * 2).next_multiple_of(256));
-            assert_eq!(bytes[2], layer.workspace_bytes(m));
+            assert!(bytes[2] >= layer.workspace_bytes(m));
             let with = |policy, bytes: Option<usize>| {
                 let new = |cols| DeviceMatrix::<bf16>::zeros(&stream, m, cols).unwrap();
                 let (mut gate, mut up, mut y) = (new(h), new(h), new(k));
                 let kept = keeps(policy, &mut gate, &mut up);
                 let to = y.view_mut();
                 match bytes {
+                    None if policy == SavePolicy::Recompute => {
+                        layer.pre_activations(&stream, x.view(), kept, None)
+                    }
                     None => layer.forward_saving(&stream, x.view(), to, kept),
                     Some(bytes) => {
                         let mut buffer = DeviceBuffer::<f32>::new(&stream, bytes / 4)?;
                         buffer.poison(0xFF)?;
                         let mut scratch = DeviceScratch::new(&mut buffer);
-                        layer.forward_saving_with(&stream, x.view(), to, kept, &mut scratch)
+                        if policy == SavePolicy::Recompute {
+                            layer.pre_activations(&stream, x.view(), kept, Some(&mut scratch))
+                        } else {
+                            layer.forward_saving_with(&stream, x.view(), to, kept, &mut scratch)
+                        }
                     }
                 }?;
                 Ok::<_, CudaError>([y.to_host()?, gate.to_host()?])
             };
-            for (policy, bytes) in SavePolicy::ALL.into_iter().zip(bytes).take(2) {
+            for (policy, bytes) in SavePolicy::ALL.into_iter().zip(bytes) {
                 let plain = with(policy, None).unwrap();
                 assert!(with(policy, Some(bytes)).unwrap() == plain, "{policy} {path:?} m {m}");
-                if let Some(fewer) = bytes.checked_sub(4) {
+                // Forward passes of a layer that keeps nothing may need more than gate and up alone.
+                let exact = policy != SavePolicy::Recompute;
+                if let Some(fewer) = bytes.checked_sub(4).filter(|_| exact) {
                     let error = with(policy, Some(fewer)).unwrap_err().to_string();
                     assert!(error.contains("training_bytes"), "{policy} m {m}: {error}");
                 }

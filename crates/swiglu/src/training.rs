@@ -48,6 +48,13 @@ pub(crate) trait TrainsOn<T> {
         kept: cuda::DeviceKeptMut<'_, T>,
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()>;
+    fn pre_activations(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        kept: cuda::DeviceKeptMut<'_, T>,
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
+    ) -> Result<()>;
     fn backward_gate_up(
         &self,
         stream: &cuda::Stream,
@@ -87,6 +94,15 @@ impl<K, T: Element> TrainsOn<T> for swiglu_cuda::Layer<K, T> {
             Some(scratch) => self.forward_saving_with(stream, x, out, kept, scratch),
             None => self.forward_saving(stream, x, out, kept),
         }?)
+    }
+    fn pre_activations(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        kept: cuda::DeviceKeptMut<'_, T>,
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
+    ) -> Result<()> {
+        Ok(self.pre_activations(stream, x, kept, scratch)?)
     }
     fn backward_gate_up(
         &self,
@@ -286,7 +302,7 @@ impl<K: Kind> Layer<K> {
     }
 
     /// Bytes of scratch memory that [`Self::forward_saving_on`] uses for `m` tokens where it keeps what the policy says; with
-    /// [`SavePolicy::Recompute`], which keeps nothing, those of [`Self::forward_with`].
+    /// [`SavePolicy::Recompute`], which keeps nothing, those of [`Self::forward_with`] and [`Self::pre_activations_on`].
     ///
     /// # Errors
     /// [`CoreError::DType`] if `T` is not [`Self::dtype`]; [`CoreError::Unsupported`] on the CPU.
@@ -322,6 +338,23 @@ impl<K: Kind> Layer<K> {
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
         self.trains_on::<T>()?.forward_saving(stream, x, out, kept.into(), scratch)
+    }
+
+    /// Enqueues gate and up of [`Self::forward_saving_on`] alone, to the same bits: what a backward pass begins with where
+    /// nothing was kept. `scratch`: the caller's, of [`Self::training_bytes`] with [`SavePolicy::Recompute`], in place of the
+    /// stream's.
+    ///
+    /// # Errors
+    /// As [`Self::forward_saving_on`].
+    #[cfg(feature = "cuda")]
+    pub fn pre_activations_on<'k, T: Element>(
+        &self,
+        stream: &cuda::Stream,
+        x: cuda::DeviceMatrixRef<'_, T>,
+        kept: impl Into<cuda::DeviceKeptMut<'k, T>>,
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
+    ) -> Result<()> {
+        self.trains_on::<T>()?.pre_activations(stream, x, kept.into(), scratch)
     }
 
     /// Enqueues the gradients that `into` has places for, from that of the result; gate and up are consumed, and what they

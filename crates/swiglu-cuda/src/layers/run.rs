@@ -18,6 +18,14 @@ use crate::kernels::gated_gemm::{Call, Kernel};
 use crate::layers::activation::tensor;
 use crate::plan::{Algorithm, Planner, Steps, best_kernel};
 
+/// Where a call leaves gate and up.
+#[derive(Clone, Copy)]
+pub(super) struct Saves {
+    pub(super) at: [Tensor; 2],
+    /// Whether nothing else is wanted.
+    pub(super) alone: bool,
+}
+
 impl<K, T: Element> Layer<K, T> {
     pub(super) fn run(
         &self,
@@ -27,7 +35,7 @@ impl<K, T: Element> Layer<K, T> {
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        self.expect_call(stream, &x, &out)?;
+        self.expect_call(stream, &x, Some(&out))?;
         let (m, k, h) = (x.rows(), self.problem.hidden, self.problem.intermediate);
         if m == 0 || out.cols() == 0 {
             return Ok(());
@@ -56,7 +64,7 @@ impl<K, T: Element> Layer<K, T> {
             unsafe {
                 match decode {
                     Some(decode) => self.decode(stream, decode, m, io, work),
-                    None => self.enqueue(stream, steps, x, out, None, work),
+                    None => self.enqueue(stream, steps, x, io[1], None, work),
                 }
             }
         })
@@ -130,29 +138,32 @@ impl<K, T: Element> Layer<K, T> {
         &self,
         stream: &Stream,
         x: &DeviceMatrixRef<'_, T>,
-        out: &DeviceMatrixMut<'_, T>,
+        out: Option<&DeviceMatrixMut<'_, T>>,
     ) -> Result<()> {
         let shape = [x.rows(), self.out_features()];
         self.cuda.expect_stream(stream)?;
-        out.expect_shape("output", shape)?;
+        out.map_or(Ok(()), |out| out.expect_shape("output", shape))?;
         x.admit("x", [x.rows(), self.hidden()], stream)?;
-        out.admit("output", shape, stream)?;
+        out.map_or(Ok(()), |out| out.admit("output", shape, stream))?;
         self.operands.admit(stream)
     }
 
     /// # Safety
-    /// `out` is memory of this device for the output, `work` has [`Self::bytes_by`] of the steps, and so are the saved
-    /// matrices, which take gate and up; they overlap nothing else that is used before this work is done.
+    /// y is memory of this device for the output, `work` has [`Self::bytes_by`] of the steps, and so are the saved
+    /// matrices, which take gate and up; they overlap nothing else that is used before this work is done. Where gate and
+    /// up are wanted alone y has room for h if the layer has no down projection, and is not used if it has one.
     pub(super) unsafe fn enqueue(
         &self,
         stream: &Stream,
         steps: Steps,
         x: DeviceMatrixRef<'_, T>,
-        out: DeviceMatrixMut<'_, T>,
-        saved: Option<[Tensor; 2]>,
+        y: Tensor,
+        saved: Option<Saves>,
         work: Work,
     ) -> Result<()> {
-        let (m, y) = (x.rows(), tensor(&out.as_ref()));
+        let m = x.rows();
+        let alone = saved.is_some_and(|saved| saved.alone);
+        let saved = saved.map(|saved| saved.at);
         let dense = self.operands.dense()?;
         let block = self.problem.op == Op::Mlp;
         let h = if block { Tensor::new(work.ptr, self.h_stride()) } else { y };
@@ -170,6 +181,7 @@ impl<K, T: Element> Layer<K, T> {
         };
         for step in steps.iter() {
             match step {
+                Algorithm::Elementwise(_) | Algorithm::Down(_) if alone => {}
                 Algorithm::Gated(kernel) => {
                     let (weights, maps) = (dense.gate_up.fused(), &dense.maps);
                     let (code, x) = (self.code(), tensor(&x));
@@ -224,7 +236,7 @@ impl<K, T: Element> Layer<K, T> {
                                 y.data,
                                 m,
                                 self.problem.hidden,
-                                out.row_stride(),
+                                y.stride.unsigned_abs() as usize,
                             )?;
                             self.lt()?.product(stream, h, &weights, y, product, behind)?;
                         }

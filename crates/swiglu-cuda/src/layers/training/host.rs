@@ -76,9 +76,14 @@ impl<K, T: Element> Layer<K, T> {
         let stream = self.cuda.stream();
         let x = DeviceMatrix::from_host(&stream, x)?;
         let mut y = DeviceMatrix::new(&stream, x.rows(), self.out_features())?;
-        let kept = match self.policy().unwrap_or_default() {
-            SavePolicy::Save => Some(self.save(&stream, &x, &mut y, true)?),
-            SavePolicy::SaveGate => Some(self.save(&stream, &x, &mut y, false)?),
+        let policy = self.policy().unwrap_or_default();
+        let kept = match policy {
+            SavePolicy::Save | SavePolicy::SaveGate => {
+                let mut kept =
+                    Kept::new(&stream, x.rows(), self.intermediate(), policy == SavePolicy::Save)?;
+                self.forward_saving(&stream, x.view(), y.view_mut(), kept.view_mut()?)?;
+                Some(kept)
+            }
             _ => {
                 self.forward(&stream, x.view(), y.view_mut())?;
                 None
@@ -86,18 +91,6 @@ impl<K, T: Element> Layer<K, T> {
         };
         y.view().download(&stream, out)?;
         Ok(HostSaved { problem: self.problem, x, kept })
-    }
-
-    fn save(
-        &self,
-        stream: &Stream,
-        x: &DeviceMatrix<T>,
-        y: &mut DeviceMatrix<T>,
-        has_up: bool,
-    ) -> Result<Kept<T>> {
-        let mut kept = Kept::new(stream, x.rows(), self.intermediate(), has_up)?;
-        self.forward_saving(stream, x.view(), y.view_mut(), kept.view_mut()?)?;
-        Ok(kept)
     }
 
     /// The shapes of the layer's gradients.
@@ -140,8 +133,9 @@ impl<K, T: Element> Layer<K, T> {
         let mut kept = match kept {
             Some(kept) => kept,
             None => {
-                let mut y = DeviceMatrix::new(&stream, m, self.out_features())?;
-                self.save(&stream, &x, &mut y, true)?
+                let mut kept = Kept::new(&stream, m, self.intermediate(), true)?;
+                self.pre_activations(&stream, x.view(), kept.view_mut()?, None)?;
+                kept
             }
         };
         let add = into.accumulate == Accumulate::Add;

@@ -1,6 +1,6 @@
 //! The forward pass that keeps gate and up.
 
-use swiglu_core::{Element, SavePolicy};
+use swiglu_core::{Element, Op, SavePolicy};
 
 use super::kept::DeviceKeptMut;
 use super::part;
@@ -9,7 +9,9 @@ use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
 use crate::kernels::elementwise::Tensor;
+use crate::layers::activation::tensor;
 use crate::layers::layer::Layer;
+use crate::layers::run::Saves;
 use crate::layers::weights::padded;
 use crate::plan::{Among, Steps, saving};
 
@@ -29,7 +31,7 @@ impl<K, T: Element> Layer<K, T> {
         out: DeviceMatrixMut<'_, T>,
         kept: impl Into<DeviceKeptMut<'k, T>>,
     ) -> Result<()> {
-        self.saving(stream, None, x, out, kept.into())
+        self.saving(stream, None, x, Some(out), kept.into())
     }
 
     /// The same in scratch memory of the caller, of at least [`Self::training_bytes`].
@@ -44,7 +46,22 @@ impl<K, T: Element> Layer<K, T> {
         kept: impl Into<DeviceKeptMut<'k, T>>,
         scratch: &mut DeviceScratch<'_>,
     ) -> Result<()> {
-        self.saving(stream, Some(scratch), x, out, kept.into())
+        self.saving(stream, Some(scratch), x, Some(out), kept.into())
+    }
+
+    /// Enqueues the pre-activations of [`Self::forward_saving`] alone, to the same bits: what a backward pass begins with
+    /// where nothing was kept. `scratch`: the caller's, of [`Self::training_bytes`] with [`SavePolicy::Recompute`].
+    ///
+    /// # Errors
+    /// As [`Self::forward_saving_with`].
+    pub fn pre_activations<'k>(
+        &self,
+        stream: &Stream,
+        x: DeviceMatrixRef<'_, T>,
+        kept: impl Into<DeviceKeptMut<'k, T>>,
+        scratch: Option<&mut DeviceScratch<'_>>,
+    ) -> Result<()> {
+        self.saving(stream, scratch.as_deref(), x, None, kept.into())
     }
 
     fn saving(
@@ -52,28 +69,31 @@ impl<K, T: Element> Layer<K, T> {
         stream: &Stream,
         scratch: Option<&DeviceScratch<'_>>,
         x: DeviceMatrixRef<'_, T>,
-        mut out: DeviceMatrixMut<'_, T>,
+        out: Option<DeviceMatrixMut<'_, T>>,
         kept: DeviceKeptMut<'_, T>,
     ) -> Result<()> {
         let (m, shape) = (x.rows(), [x.rows(), self.intermediate()]);
         self.operands.dense()?;
-        self.expect_call(stream, &x, &out)?;
+        self.expect_call(stream, &x, out.as_ref())?;
         kept.admit(shape, stream)?;
         if shape.contains(&0) {
             // Without features between, the result is the bias of the down projection.
-            return self.forward(stream, x, out);
+            return out.map_or(Ok(()), |out| self.forward(stream, x, out));
         }
-        let kept = kept.tensors();
-        let mut by = |steps: Steps| {
+        let (kept, out) = (kept.tensors(), out.map(|out| tensor(&out.as_ref())));
+        let beside = if kept.up.is_none() { self.up_bytes(m) } else { 0 };
+        let h = if out.is_none() { self.unwanted_h_bytes(m) } else { 0 };
+        let by = |steps: Steps| {
             let steps_use = self.bytes_saving(m, steps);
-            let bytes = steps_use + if kept.up.is_none() { self.up_bytes(m) } else { 0 };
-            self.cuda.with_workspace(stream, scratch, bytes, |work| {
-                let out = out.reborrow();
-                let behind = Tensor::new(work.ptr + steps_use as u64, self.up_stride());
-                let saved = Some([kept.gate, kept.up.unwrap_or(behind)]);
-                // SAFETY: the views span memory of this device; all but x are borrowed mutably; the weights live as
-                // long as `self`, and the workspace has what the steps use, and behind it an up that is not kept.
-                unsafe { self.enqueue(stream, steps, x, out, saved, work) }
+            self.cuda.with_workspace(stream, scratch, steps_use + beside + h, |work| {
+                let behind = |bytes: usize| Tensor::new(work.ptr + bytes as u64, self.up_stride());
+                let at = [kept.gate, kept.up.unwrap_or(behind(steps_use))];
+                let saved = Some(Saves { at, alone: out.is_none() });
+                let y = out.unwrap_or(behind(steps_use + beside));
+                // SAFETY: the views span memory of this device; all but x were borrowed mutably by the caller; the weights
+                // live as long as `self`, and the workspace has what the steps use, behind it an up that is not kept, and
+                // an h that is nobody's.
+                unsafe { self.enqueue(stream, steps, x, y, saved, work) }
             })
         };
         let chosen = self.saving_steps(m);
@@ -104,16 +124,21 @@ impl<K, T: Element> Layer<K, T> {
         part(m * self.up_stride() * size_of::<T>())
     }
 
+    /// Bytes of an h that kernels write beside gate and up and nobody wants. A block has room for one anyway.
+    fn unwanted_h_bytes(&self, m: usize) -> usize {
+        if self.problem.op == Op::Mlp { 0 } else { self.up_bytes(m) }
+    }
+
     /// Bytes of scratch memory that [`Self::forward_saving_with`] uses for `m` tokens where it keeps what the policy says;
-    /// with [`SavePolicy::Recompute`], which keeps nothing, those of [`Self::forward_with`].
+    /// with [`SavePolicy::Recompute`], which keeps nothing, those of [`Self::forward_with`] and [`Self::pre_activations`].
     pub fn training_bytes(&self, m: usize, policy: SavePolicy) -> usize {
-        let beside = match policy {
-            SavePolicy::Save => 0,
-            SavePolicy::SaveGate => self.up_bytes(m),
-            _ => return self.workspace_bytes(m),
+        let (least, beside) = match policy {
+            SavePolicy::Save => (0, 0),
+            SavePolicy::SaveGate => (0, self.up_bytes(m)),
+            _ => (self.workspace_bytes(m), self.unwanted_h_bytes(m)),
         };
         let chosen = self.saving_steps(m);
         let fused = if self.may_hand_over(chosen) { self.choose_fused(m) } else { chosen };
-        self.bytes_saving(m, chosen).max(self.bytes_saving(m, fused)) + beside
+        least.max(self.bytes_saving(m, chosen).max(self.bytes_saving(m, fused)) + beside)
     }
 }
