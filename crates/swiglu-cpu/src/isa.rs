@@ -41,7 +41,8 @@ impl Isa {
         }
     }
 
-    /// Whether this processor and operating system can run it.
+    /// Whether this processor and operating system can run it. Without those of AVX-512 where the library was compiled with
+    /// `SWIGLU_CPU_NATIVE=1` on a processor that has none.
     ///
     /// For [`Isa::AmxBf16`] this has an effect: on a processor with AMX, Linux is asked once to let this
     /// process use tiles, by `arch_prctl`. It refuses if a thread has an alternate signal stack that is too
@@ -59,7 +60,8 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
-                Isa::Avx2.is_available()
+                cfg!(avx512)
+                    && Isa::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")

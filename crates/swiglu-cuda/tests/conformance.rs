@@ -74,7 +74,7 @@ fn every_way() {
         cases.retain(|case| backend.computes(case));
         // Another part of the suite for each.
         let part = cases.into_iter().skip(i).collect();
-        assert!(judge(backend, some(part, 97)) > 0, "{} computes nothing", backend.name());
+        assert!(judge(backend, some(part, 193)) > 0, "{} computes nothing", backend.name());
     }
 }
 
@@ -128,8 +128,8 @@ fn edges_of_tiles() {
         let of_layers = !cases.is_empty();
         assert_eq!(of_layers, !is_of_blocks(&backend.name()), "{}", backend.name());
         // Another part of them for each.
-        let first = if of_layers { i % cases.len().min(37) } else { 0 };
-        let count = judge(backend, some(cases.split_off(first), 37));
+        let first = if of_layers { i % cases.len().min(67) } else { 0 };
+        let count = judge(backend, some(cases.split_off(first), 67));
         assert_eq!(count > 0, of_layers, "{}", backend.name());
     }
 }
@@ -396,7 +396,7 @@ fn tf32_on_request() {
     for backend in CudaBackend::all(&cuda) {
         let mut cases = large_cases(DType::F32);
         cases.extend(suite(&[DType::F32]).into_iter().filter(|c| c.op != Op::Activation));
-        let count = judge(&backend, some(cases, 47));
+        let count = judge(&backend, some(cases, 101));
         by_tensor_cores += if backend.name().contains("mma_gated_gemm") { count } else { 0 };
     }
     assert!(by_tensor_cores > 0);

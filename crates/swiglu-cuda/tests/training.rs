@@ -33,7 +33,7 @@ fn gradients_are_within_their_bounds() {
     let Some(cuda) = common::device() else { return };
     for (i, backend) in backends(&cuda).iter().enumerate() {
         let cases = gradient_suite(&DType::ALL).split_off(i);
-        assert!(judge_gradients(backend, some(cases, 23)) > 0);
+        assert!(judge_gradients(backend, some(cases, 41)) > 0);
     }
 }
 
@@ -71,7 +71,7 @@ fn edges_of_tiles_and_slabs() {
                 let accumulate =
                     if n.is_multiple_of(4) { Accumulate::Add } else { Accumulate::Overwrite };
                 let dy = if n.is_multiple_of(5) { Lie::OneValue } else { Lie::Rows };
-                let policy = [SavePolicy::Save, SavePolicy::SaveGate][n / 2 % 2];
+                let policy = SavePolicy::ALL[n / 2 % 3];
                 cases.push(GradientCase {
                     layer,
                     policy,
@@ -83,7 +83,7 @@ fn edges_of_tiles_and_slabs() {
         }
     }
     for (i, backend) in backends(&cuda).iter().enumerate() {
-        assert!(judge_gradients(backend, some(cases.clone().split_off(i), 5)) > 0);
+        assert!(judge_gradients(backend, some(cases.clone().split_off(i), 7)) > 0);
     }
 }
 

@@ -464,9 +464,11 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::run(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 | Isa::AmxBf16 if K::USES_DOTS => avx512::run_bf16(kernel),
+            Isa::Avx512Bf16 | Isa::AmxBf16 if cfg!(avx512) && K::USES_DOTS => {
+                avx512::run_bf16(kernel)
+            }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::AmxBf16 => avx512::run(kernel),
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::AmxBf16 if cfg!(avx512) => avx512::run(kernel),
             _ => kernel.run::<portable::Portable>(),
         }
     }
