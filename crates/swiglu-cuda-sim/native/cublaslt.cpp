@@ -117,11 +117,37 @@ std::vector<float> gather(const void* p, const Layout& layout, bool transposed, 
   return values;
 }
 
-#if defined(__x86_64__)
-__attribute__((target_clones("default", "avx2", "avx512f")))
+// A function whose loops are vectorised for what the processor has; GCC does so at -O2 only where the trip count is known.
+#if defined(__GNUC__) && !defined(__clang__)
+#define VECTORISED __attribute__((optimize("O3")))
+#else
+#define VECTORISED
 #endif
-void add_scaled(float* to, const float* from, float factor, uint64_t n) {
+#if defined(__x86_64__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("default", "avx2", "avx512f")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+FOR_EACH_PROCESSOR VECTORISED void add_scaled(float* __restrict to, const float* __restrict from,
+                                              float factor, uint64_t n) {
   for (uint64_t j = 0; j < n; ++j) to[j] += factor * from[j];
+}
+
+// Four rows of n values behind each other, each by its factor, one after the other: the bits of four times one, with a
+// quarter of the loads and stores of sums.
+FOR_EACH_PROCESSOR VECTORISED void add_four_scaled(float* __restrict to,
+                                                   const float* __restrict from,
+                                                   const float* factors, uint64_t n) {
+  const float a = factors[0], b = factors[1], c = factors[2], d = factors[3];
+  for (uint64_t j = 0; j < n; ++j) {
+    float sum = to[j];
+    sum += a * from[j];
+    sum += b * from[n + j];
+    sum += c * from[2 * n + j];
+    sum += d * from[3 * n + j];
+    to[j] = sum;
+  }
 }
 
 int multiply(const void* arguments) {
@@ -135,7 +161,9 @@ int multiply(const void* arguments) {
   std::vector<float> sums(n);
   for (uint64_t i = 0; i < m; ++i) {
     std::fill(sums.begin(), sums.end(), 0.0f);
-    for (uint64_t l = 0; l < k; ++l) add_scaled(sums.data(), &b[l * n], a[i * k + l], n);
+    uint64_t l = 0;
+    for (; l + 4 <= k; l += 4) add_four_scaled(sums.data(), &b[l * n], &a[i * k + l], n);
+    for (; l < k; ++l) add_scaled(sums.data(), &b[l * n], a[i * k + l], n);
     // One bias per row of D, of the type of D.
     const float bias =
         (call.operation.epilogue & 4) != 0 ? load(call.operation.bias, call.d.type, i) : 0;
