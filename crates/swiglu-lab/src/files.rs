@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -75,7 +75,28 @@ pub(crate) fn file_stem(path: &Path) -> String {
 
 /// SHA-256, in hexadecimal.
 pub(crate) fn sha256(bytes: impl AsRef<[u8]>) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hexadecimal(&Sha256::digest(bytes))
+}
+
+/// SHA-256 of what a file holds, in hexadecimal. It is not taken into memory: programs are large.
+///
+/// # Errors
+/// Those of opening and reading it.
+pub fn sha256_of(path: &Path) -> std::io::Result<String> {
+    let (mut file, mut hasher) = (File::open(path)?, Sha256::new());
+    let mut part = vec![0; 64 << 10];
+    loop {
+        match file.read(&mut part) {
+            Ok(0) => return Ok(hexadecimal(&hasher.finalize())),
+            Ok(read) => hasher.update(&part[..read]),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What a program came to; none if there is no such program, or it failed.

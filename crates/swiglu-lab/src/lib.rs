@@ -38,6 +38,7 @@ pub use definition::{
     Against, Claim, ClaimKind, DEFINITION_SCHEMA, Experiment, Pace, ProfileDef, Role,
 };
 pub use error::{LabError, Result};
+pub use files::sha256_of;
 pub use ready::{Check, Readiness, quiet};
 pub use record::{Record, ResultEntry, Status};
 pub use runner::{Event, Finished, Laboratory, RunOptions, SEED};

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::code::{COMMIT_FILE, Code};
 use crate::error::{LabError, Result};
-use crate::files::{entries, file_name, sha256};
+use crate::files::{entries, file_name, sha256, sha256_of};
 
 /// The hash and path of every other file.
 const MANIFEST: &str = "MANIFEST";
@@ -89,5 +89,5 @@ fn copy(from: &Path, root: &Path, to: &str, manifest: &mut String, bytes: &mut u
 }
 
 fn hash_of(path: &Path) -> Result<String> {
-    fs::read(path).map(sha256).map_err(LabError::io("read", path))
+    sha256_of(path).map_err(LabError::io("read", path))
 }

@@ -12,7 +12,7 @@ use super::job::{Job, Jobs};
 use super::scheduler::{JobState, Polled};
 use super::script::{self, CARRIED};
 use super::spec::ExecutorKind;
-use super::transport::{Script, pack, quote, version};
+use super::transport::{COMPRESSED, PLAIN, Script, pack, quote, version};
 use crate::error::{LabError, Result};
 use crate::files::file_name;
 use crate::place::{NAME, is_name};
@@ -119,7 +119,7 @@ impl Job {
         };
         self.root = root.to_owned();
         if self.spec.kind == ExecutorKind::Command {
-            let (dir, packed) = (PathBuf::from(self.dir()), pack(bundle.dir.path())?);
+            let (dir, packed) = (PathBuf::from(self.dir()), pack(bundle.dir.path(), &COMPRESSED)?);
             fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
             let path = dir.join(PACKED);
             fs::write(&path, &packed).map_err(LabError::io("write", &path))?;
@@ -145,7 +145,9 @@ impl Job {
                 sent?;
             }
             None => {
-                transport.send(STAGE, &["tar", &to], &pack(bundle.dir.path())?)?;
+                let how = if transport.host.is_some() { COMPRESSED } else { PLAIN };
+                let packed = pack(bundle.dir.path(), &how)?;
+                transport.send(STAGE, &["tar", &to, how.unpack], &packed)?;
             }
         }
         tell(JobEvent::Staged(bundle.bytes));

@@ -1,4 +1,4 @@
-# A bundle appears whole or not at all. $1: what to do, $2: its directory.
+# A bundle appears whole or not at all. $1: what to do, $2: its directory, $3: how tar unpacks it.
 set -u
 part=$2.part
 case $1 in
@@ -6,7 +6,7 @@ has) [ -e "$2" ] && touch "$2" ;;
 tar)
     part=$part-$$
     mkdir "$part" || exit
-    if tar -C "$part" -xzf - && { [ -e "$2" ] || mv "$part" "$2"; }; then
+    if tar -C "$part" "$3" - && { [ -e "$2" ] || mv "$part" "$2"; }; then
         rm -rf "$part"
     else
         code=$?

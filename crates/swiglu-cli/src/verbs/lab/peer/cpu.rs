@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
-use sha2::{Digest, Sha256};
 use swiglu::{CoreError, Device, Element, GateUpRef, GatedActivation, Matrix, Plan};
 use swiglu_core::Result;
 use swiglu_cpu::ceilings::Reading;
-use swiglu_lab::{Case, CaseOp};
+use swiglu_lab::{Case, CaseOp, sha256_of};
 
 use super::job::{self, Job, Order, Prepared};
 use crate::inputs;
@@ -40,10 +39,10 @@ fn this_program(device: &Device) -> anyhow::Result<BTreeMap<String, String>> {
     let Device::Cpu(cpu) = device else { bail!("expected a CPU, given {device}") };
     if DIGEST.get().is_none() {
         let path = std::env::current_exe().context("the path of this program")?;
-        let program = std::fs::read(&path).with_context(|| path.display().to_string())?;
-        let hex = |byte: &u8| format!("{byte:02x}");
+        let mut digest = sha256_of(&path).with_context(|| path.display().to_string())?;
+        digest.truncate(16);
         // Whoever was first has set the same.
-        let _ = DIGEST.set(Sha256::digest(&program)[..8].iter().map(hex).collect());
+        let _ = DIGEST.set(digest);
     }
     let digest = DIGEST.get().cloned().unwrap_or_default();
     Ok(BTreeMap::from([(cpu.isa().to_string(), digest)]))
