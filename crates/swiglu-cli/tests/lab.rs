@@ -34,6 +34,8 @@ fn an_experiment_is_run_kept_and_listed() {
     assert_eq!(first.code, Some(0), "{first:?}");
     let record = first.json()["record"].clone();
     assert_eq!(record["complete"], true);
+    // Nobody asked for rates, which are what ceilings are measured for.
+    assert_eq!(record["ceilings"], Value::Null);
     let status = |i: usize| record["results"][i]["status"].as_str().unwrap().to_owned();
     assert_eq!([status(0), status(1)], ["ok", "not available"]);
     assert!(first.stderr.contains("2 cases to measure"), "{first:?}");

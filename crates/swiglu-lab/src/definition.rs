@@ -134,6 +134,11 @@ impl Role {
 const METRICS: [&str; 3] = ["latency", "traffic", "validation"];
 
 impl Experiment {
+    /// Whether it asks for bytes and operations per second, which say something beside what the machine can do.
+    pub fn asks_for_rates(&self) -> bool {
+        self.metrics.iter().any(|group| group == METRICS[1])
+    }
+
     /// Reads one definition.
     ///
     /// # Errors

@@ -40,7 +40,7 @@ pub(super) fn complete(
     let Finished { path, record, .. } = finished;
     let mut changed = false;
     let measured = record.results.iter().any(|r| r.status == Status::Ok);
-    if record.ceilings.is_none() && measured {
+    if record.ceilings.is_none() && measured && experiment.asks_for_rates() {
         record.ceilings = ceilings_of(experiment, record.protocol.quick);
         changed = record.ceilings.is_some();
     }
