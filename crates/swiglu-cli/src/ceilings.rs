@@ -13,6 +13,11 @@ use crate::table::number;
 /// Measurements of bandwidth, of which the best counts.
 const BANDWIDTHS: usize = 5;
 
+/// Whether measuring for so long is a quick look.
+pub(crate) fn is_quick(seconds: f64) -> bool {
+    seconds < 0.1
+}
+
 /// The ceilings that bind an operation on a device. A shared host gives now more bandwidth, now less: the
 /// best of some measurements is the limit, each of a tenth of a second. A quick look is none at the ceilings
 /// either.

@@ -108,7 +108,10 @@ fn logs_that_say_nothing_are_not_kept() {
     fs::create_dir(&temporary).unwrap();
     let mut profile = support::command();
     let size = ["--m", "2", "--hidden", "16", "--intermediate", "16", "--hot"];
-    profile.env("TMPDIR", &temporary).args(["explain", "--measure"]).args(size);
+    profile
+        .env("TMPDIR", &temporary)
+        .args(["explain", "--measure", "--seconds", "0.01"])
+        .args(size);
     let ended = end(&mut profile);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);

@@ -99,36 +99,37 @@ fn what_binds_each_way_is_measured_and_named() {
     let measure = |op: &str, more: &[&str]| {
         // An activation has no hidden size.
         let size = &size[if op == "activation" { 2 } else { 0 }..];
-        json_of(&[&["explain", "--measure", "--op", op], size, more].concat())
+        let measure = ["explain", "--measure", "--seconds", "0.01", "--op", op];
+        json_of(&[&measure[..], size, more].concat())
     };
-    for (op, ways) in [("mlp", 2), ("activation", 1)] {
-        let document = measure(op, &["--dtype", "bf16"]);
+    let one = measure("mlp", &["--dtype", "bf16", "--threads", "1", "--isa", "portable"]);
+    let plan = one["measured"]["ways"][0]["plan"].to_string();
+    assert!(plan.contains("cpu/portable fused mlp, 1 thread,"), "{plan}");
+    // Hot data are held against the caches, and an activation against its own arithmetic.
+    let hot = measure("activation", &["--dtype", "bf16", "--hot"]);
+    for ceiling in ["cache", "activation"] {
+        let ceiling = &hot["measured"]["ceilings"][ceiling];
+        assert!(ceiling["per_second"].as_f64() > Some(0.0), "{hot}");
+    }
+    for (document, ways, traffic) in [(one, 2, "memory"), (hot, 1, "cache")] {
         let measured = &document["measured"];
         let list = measured["ways"].as_array().unwrap();
         assert_eq!(list.len(), ways, "{document}");
         for way in list {
             let classified = &way["analysis"]["classified"];
             let class = classified["class"].as_str().unwrap();
-            assert!(["memory", "compute", "latency"].contains(&class), "{way}");
+            assert!([traffic, "compute", "latency"].contains(&class), "{way}");
+            for floor in ["memory_us", "compute_us"] {
+                assert!(classified[floor].as_f64() > Some(0.0), "{way}");
+            }
             assert!(way["summary"]["median"].as_f64() > Some(0.0), "{way}");
             let text = way["analysis"]["text"].as_str().unwrap();
             assert!(text.contains("-bound") && !text.contains("NaN"), "{text}");
         }
         assert!(measured["no_counters"].as_str().unwrap().contains("NVIDIA"), "{document}");
     }
-    let one = measure("mlp", &["--threads", "1", "--isa", "portable"]);
-    let plan = one["measured"]["ways"][0]["plan"].to_string();
-    assert!(plan.contains("cpu/portable fused mlp, 1 thread,"), "{plan}");
-    // Hot data are held against the caches, and an activation against its own arithmetic.
-    let hot = &measure("activation", &["--hot"])["measured"];
-    for ceiling in ["cache", "activation"] {
-        assert!(hot["ceilings"][ceiling]["per_second"].as_f64() > Some(0.0), "{hot}");
-    }
-    let classified = &hot["ways"][0]["analysis"]["classified"];
-    for floor in ["memory_us", "compute_us"] {
-        assert!(classified[floor].as_f64() > Some(0.0), "{hot}");
-    }
-    let text = swiglu(&[&["explain", "--measure", "--hot"], &size[..]].concat());
+    let text = ["explain", "--measure", "--seconds", "0.01", "--hot"];
+    let text = swiglu(&[&text[..], &size].concat());
     assert_eq!(text.code, Some(0), "{text:?}");
     for part in [
         "candidates",
@@ -147,7 +148,8 @@ fn what_binds_each_way_is_measured_and_named() {
 fn backends_are_compared_in_a_table() {
     let dir = tempfile::tempdir().unwrap();
     let bench = |extra: &[&str]| {
-        let size = ["--rows", "8", "--cols", "72", "--dtype", "float32", "--device", "cpu"];
+        // Beside each run what the machine can do is measured; one thread is told that sooner.
+        let size = ["--rows=8", "--cols=72", "--dtype=float32", "--device=cpu", "--threads=1"];
         let mut command = command();
         command.current_dir(dir.path()).args(["bench", "activation", "--seconds", "0.01"]);
         end(command.args(size).args(extra))

@@ -53,6 +53,10 @@ pub(crate) struct ExplainArgs {
     /// Measured data stay in the caches, if they fit
     #[arg(long, requires = "measure")]
     hot: bool,
+    /// Time to measure for
+    #[arg(long, value_name = "S", default_value_t = 1.0, requires = "measure",
+        value_parser = args::seconds)]
+    seconds: f64,
     #[command(flatten)]
     weights: WeightArgs,
     #[command(flatten)]
@@ -123,7 +127,8 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
         false => (None, explained(problem)),
     };
     let heat = case.as_ref().map_or(Heat::Cold, |case| case.heat);
-    let mut limits = ceilings::of(&device, args.op, !args.measure)?;
+    let mut limits =
+        ceilings::of(&device, args.op, !args.measure || ceilings::is_quick(args.seconds))?;
     let mut measured = None;
     if let Some(case) = case.filter(|_| args.measure) {
         limits = ceilings::with_case(limits, &device, &case)?;
@@ -262,7 +267,7 @@ impl ExplainArgs {
         // Each is a subject of the analysis, none a baseline.
         let ways = ways.into_iter().map(|way| ProfileDef { role: Role::Ours, ..way }).collect();
         let experiment = adhoc::experiment(vec![case.clone()], ways);
-        let record = self.lab.measure(&experiment, SECONDS, terminal)?;
+        let record = self.lab.measure(&experiment, self.seconds, terminal)?;
         let (ncu, own) = (beside::counters_of(experiment.device), own_peer()?);
         let no_counters = ncu.as_ref().err().map(ToString::to_string);
         let mut measured = Measured { case: case.key(), ceilings, ways: Vec::new(), no_counters };
@@ -283,9 +288,6 @@ impl ExplainArgs {
         Ok(measured)
     }
 }
-
-/// How long a case is measured.
-const SECONDS: f64 = 1.0;
 
 impl Measured {
     fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {

@@ -152,7 +152,7 @@ fn limits_of(
     let ceilings = match known.iter().find(same).filter(|_| !changes) {
         Some(limits) => limits.ceilings.clone(),
         None => {
-            let ceilings = ceilings::of(device, case.op, seconds < 0.1)?;
+            let ceilings = ceilings::of(device, case.op, ceilings::is_quick(seconds))?;
             known.retain(|l| !same(&l));
             known.push(Limits { threads, weights, ceilings: ceilings.clone() });
             ceilings
