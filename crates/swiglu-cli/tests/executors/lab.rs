@@ -25,25 +25,47 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// One experiment, whose cases take about a third of a second each.
+    /// One experiment, whose cases take no time to speak of.
     pub(crate) fn new() -> Self {
+        Self::of("")
+    }
+
+    /// The same, whose cases take about a third of a second each: long enough to do something meanwhile.
+    pub(crate) fn slow() -> Self {
+        Self::of("[pace]\nrest_ms = 20\n")
+    }
+
+    fn of(pace: &str) -> Self {
         let profiles = [("ours", "swiglu", "ours", ""), ("plain", "swiglu", "baseline", "")];
         let cases = format!(
             "[[cases]]\nop = \"activation\"\nm = {:?}\nshapes = [{{ intermediate = 16 }}]\n\
-             dtype = \"f32\"\nheat = \"hot\"\n[pace]\nrest_ms = 20\n",
+             dtype = \"f32\"\nheat = \"hot\"\n{pace}",
             (1..=CASES).collect::<Vec<_>>()
         );
         let files = Files::new();
         fs::create_dir(files.path("fake")).unwrap();
         let lab =
             support::lab(&files.path(""), "tiny", &definition("tiny", "cpu", &profiles, &cases));
-        Self { files, lab, schedulers: SCHEDULER.into() }
+        let lab = Self { files, lab, schedulers: SCHEDULER.into() };
+        lab.place("fake", "kind = \"slurm\"\npartition = \"fake\"");
+        lab
+    }
+
+    /// A place of the lab, whose bundles have no more of the program than where it lies: hashing, packing and
+    /// copying all of it for every job would take longer than the jobs.
+    pub(crate) fn place(&self, name: &str, text: &str) {
+        let own = env!("CARGO_BIN_EXE_swiglu");
+        let program = self.program("small", &format!("#!/bin/sh\nexec '{own}' \"$@\"\n"));
+        let entry = format!("[executor.{name}]\n{text}\nprogram = {program:?}\n");
+        let file = Path::new(&self.lab).join("executors.toml");
+        let others = fs::read_to_string(&file).unwrap_or_default();
+        fs::write(file, others + &entry).unwrap();
     }
 
     /// The same with the Slurm and the ssh server that `scripts/executors-test` started.
     pub(crate) fn on_cluster() -> Self {
         let cluster = std::env::var("SWIGLU_TEST_CLUSTER").expect("scripts/executors-test sets it");
-        Self { schedulers: Path::new(&cluster).join("bin"), ..Self::new() }
+        Self { schedulers: Path::new(&cluster).join("bin"), ..Self::slow() }
     }
 
     pub(crate) fn command(&self, args: &[&str]) -> Command {
@@ -117,13 +139,14 @@ impl Lab {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// A program that is found before all others.
-    pub(crate) fn program(&self, name: &str, text: &str) {
+    /// A program that is found before all others; where it is.
+    pub(crate) fn program(&self, name: &str, text: &str) -> PathBuf {
         fs::create_dir_all(self.files.path("bin")).unwrap();
         let path = self.files.path("bin").join(name);
         fs::write(&path, text).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(path, mode).unwrap();
+        fs::set_permissions(&path, mode).unwrap();
+        path
     }
 
     /// The directory of a run's job, where it is staged here.

@@ -59,7 +59,7 @@ fn a_run_as_a_job_says_where_it_was() {
 fn a_rejected_job_is_submitted_by_the_same_command_later() {
     let lab = Lab::new();
     lab.fake("reject", "");
-    let run = ["--on", "slurm:fake", "--run-id", "r1"];
+    let run = ["--on", "fake", "--run-id", "r1"];
     let message = lab.run(&run).refused_as_json();
     for part in ["submitting the job", "Invalid partition name", "same command"] {
         assert!(message.contains(part), "{part}: {message}");
@@ -80,7 +80,7 @@ fn a_rejected_job_is_submitted_by_the_same_command_later() {
 fn a_job_that_was_never_submitted_is_forgotten_when_it_is_cancelled() {
     let lab = Lab::new();
     lab.fake("reject", "");
-    lab.run(&["--on", "slurm:fake", "--run-id", "r1"]).refused_as_json();
+    lab.run(&["--on", "fake", "--run-id", "r1"]).refused_as_json();
     let cancel = lab.swiglu(&["cancel", "tiny-r1"]);
     assert_eq!(cancel.code, Some(0), "{cancel:?}");
     assert!(cancel.stdout.contains("was not submitted"), "{cancel:?}");
@@ -90,9 +90,9 @@ fn a_job_that_was_never_submitted_is_forgotten_when_it_is_cancelled() {
 
 #[test]
 fn a_job_that_is_killed_twice_goes_on_twice() {
-    let lab = Lab::new();
+    let lab = Lab::slow();
     lab.fake("plan", "PREEMPTED 2\nNODE_FAIL 6\n");
-    let ended = lab.run(&["--on", "slurm:fake"]);
+    let ended = lab.run(&["--on", "fake"]);
     let document = done(&ended);
     assert_eq!((&document["executor"]["resumed"], lab.submitted().len()), (&2.into(), 3));
     assert_eq!(document["executor"]["job_id"], "103");
@@ -109,7 +109,7 @@ fn a_job_that_is_killed_twice_goes_on_twice() {
 fn a_job_that_gets_nowhere_is_given_up() {
     let lab = Lab::new();
     lab.fake("plan", &"NODE_FAIL 0\n".repeat(9));
-    let ended = lab.run(&["--on", "slurm:fake", "--run-id", "r1"]);
+    let ended = lab.run(&["--on", "fake", "--run-id", "r1"]);
     let message = ended.refused_as_json();
     for part in ["tiny-r1", "node_fail", "again and again", "0 results", "--run-id r1"] {
         assert!(message.contains(part), "{part}: {message}");
@@ -125,7 +125,7 @@ fn what_is_not_the_jobs_own_is_refused() {
         "before",
         "for file in \"$1\"/../../bundles/*/lab/experiments/tiny.toml; do echo >>\"$file\"; done\n",
     );
-    let run = ["--on", "slurm:fake", "--run-id", "r1"];
+    let run = ["--on", "fake", "--run-id", "r1"];
     let message = lab.run(&run).refused_as_json();
     for part in ["exit code 2", "SHA-256", "tiny.toml", "remove the directory"] {
         assert!(message.contains(part), "{part}: {message}");
@@ -136,7 +136,7 @@ fn what_is_not_the_jobs_own_is_refused() {
     let before = done(&lab.run(&run))["record"].clone();
 
     // A record of another run, and one that was edited.
-    let other = done(&lab.run(&["--on", "slurm:fake", "--run-id", "r2"]))["record"].clone();
+    let other = done(&lab.run(&["--on", "fake", "--run-id", "r2"]))["record"].clone();
     let file = |run: &str| {
         let records = fs::read_dir(lab.job(run).join("records")).unwrap();
         let machine = records.map(|entry| entry.unwrap().path()).find(|path| path.is_dir());
@@ -146,7 +146,7 @@ fn what_is_not_the_jobs_own_is_refused() {
     fs::copy(file("r2"), file("r1")).unwrap();
     let fetch = || lab.swiglu(&["fetch", "tiny-r1"]);
     fetch().refused(&["run id", "is r2, expected r1", "not merged"]);
-    fs::write(file("r1"), own.replacen("\"turns\": 5", "\"turns\": 50", 1)).unwrap();
+    fs::write(file("r1"), own.replacen("\"turns\":5", "\"turns\":50", 1)).unwrap();
     fetch().refused(&["tiny-r1", "content hash"]);
     // What claims another bundle is not of this job, however it is hashed.
     fs::write(file("r1"), &own).unwrap();
@@ -168,7 +168,7 @@ fn a_full_disk_where_a_bundle_goes_leaves_nothing_there() {
     let full = "case \"$*\" in *-xf*) head -c 100 >\"$2/swiglu\"; \
                 echo 'tar: swiglu: Cannot write: No space left on device' >&2; exit 2;; esac";
     lab.program("tar", &format!("#!/bin/sh\n{full}\nexec {} \"$@\"\n", tar.trim()));
-    let run = ["--on", "slurm:fake", "--run-id", "r1"];
+    let run = ["--on", "fake", "--run-id", "r1"];
     let message = lab.run(&run).refused_as_json();
     for part in ["copying the bundle", "No space left on device", "`stage`"] {
         assert!(message.contains(part), "{part}: {message}");
@@ -182,8 +182,8 @@ fn a_full_disk_where_a_bundle_goes_leaves_nothing_there() {
 
 #[test]
 fn a_controller_that_does_not_answer_is_no_end_of_a_job() {
-    let lab = Lab::new();
-    let child = lab.start(&["--on", "slurm:fake", "--run-id", "r1"], 2);
+    let lab = Lab::slow();
+    let child = lab.start(&["--on", "fake", "--run-id", "r1"], 2);
     lab.fake("down", "");
     sleep(Duration::from_secs(1));
     let status = lab.swiglu(&["status", "--json"]).json();
@@ -196,8 +196,8 @@ fn a_controller_that_does_not_answer_is_no_end_of_a_job() {
 
 #[test]
 fn a_job_outlives_who_waits_for_it() {
-    let lab = Lab::new();
-    let run = ["--on", "slurm:fake", "--run-id", "r1"];
+    let lab = Lab::slow();
+    let run = ["--on", "fake", "--run-id", "r1"];
     let child = lab.start(&run, 2);
     // While one waits, another may not.
     lab.swiglu(&[&["run", "tiny", "--quick"], &run[..]].concat())
@@ -220,14 +220,14 @@ fn a_job_outlives_who_waits_for_it() {
     let state = Path::new(&lab.lab).join(".jobs/tiny-r1/job.json");
     let text = fs::read_to_string(&state).unwrap();
     fs::write(&state, text.replace("\"id\": \"101\"", "\"id\": null")).unwrap();
-    let document = done(&lab.run(&["--on", "slurm:fake", "--resume"]));
+    let document = done(&lab.run(&["--on", "fake", "--resume"]));
     assert_eq!((&document["executor"]["job_id"], lab.submitted().len()), (&"101".into(), 1));
     assert_eq!(lab.records().len(), 1);
 }
 
 #[test]
 fn a_run_that_is_to_stop_says_so_at_once_and_keeps_its_case() {
-    let lab = Lab::new();
+    let lab = Lab::slow();
     let child = lab.start(&["--run-id", "r1"], 2);
     signal(&child, "INT");
     let stopped = ended(child);
@@ -242,8 +242,8 @@ fn a_run_that_is_to_stop_says_so_at_once_and_keeps_its_case() {
 
 #[test]
 fn a_cancelled_job_keeps_its_finished_cases() {
-    let lab = Lab::new();
-    let child = lab.start(&["--on", "slurm:fake"], 2);
+    let lab = Lab::slow();
+    let child = lab.start(&["--on", "fake"], 2);
     let rows = lab.swiglu(&["status", "--json"]).json();
     assert!(rows[0]["state"].as_str().unwrap().starts_with("runs on n1"), "{rows}");
     let job = rows[0]["job"].as_str().unwrap();
@@ -254,14 +254,16 @@ fn a_cancelled_job_keeps_its_finished_cases() {
     assert!(left.stderr.contains("was cancelled"), "{left:?}");
     let had = results_of(&lab.records()[0]);
     assert!((2..2 * CASES).contains(&had), "{had}");
-    let document = done(&lab.run(&["--on", "slurm:fake", "--resume"]));
+    let document = done(&lab.run(&["--on", "fake", "--resume"]));
     assert_eq!((&document["executor"]["resumed"], lab.records().len()), (&1.into(), 1));
 }
 
 #[test]
 fn a_command_takes_a_script_and_prints_records() {
-    let lab = Lab::new();
-    for (on, run) in [("command:sh {script}", "r1"), ("command:cat - | tr -d x | sh", "r2")] {
+    let lab = Lab::slow();
+    lab.place("spoils", "kind = \"command\"\ncommand = \"cat - | tr -d x | sh\"");
+    lab.place("gentle", "kind = \"command\"\ncommand = \"launcher {script}\"");
+    for (on, run) in [("command:sh {script}", "r1"), ("spoils", "r2")] {
         // The second one spoils what it carries, and nothing is believed of it.
         let ended = lab.run(&["--on", on, "--run-id", run]);
         if run == "r2" {
@@ -283,7 +285,7 @@ fn a_command_takes_a_script_and_prints_records() {
                  while ! grep -q '^[3]/' \"$FAKE\"/../lab/.jobs/swiglu-lab/jobs/tiny-r3-*/log; do\n\
                  sleep 0.02; done\n: >\"$FAKE/stopped\"; kill -s TERM \"$child\"; }\nwait \"$child\"\n";
     lab.program("launcher", stops);
-    let ended = lab.run(&["--on", "command:launcher {script}", "--run-id", "r3"]);
+    let ended = lab.run(&["--on", "gentle", "--run-id", "r3"]);
     let document = done(&ended);
     assert_eq!(document["executor"]["resumed"], 1, "{ended:?}");
     assert!(ended.stderr.contains("stopped early; it goes on"), "{ended:?}");
@@ -295,7 +297,7 @@ fn a_command_takes_a_script_and_prints_records() {
 
 #[test]
 fn a_run_here_is_ended_after_its_case_and_goes_on() {
-    let lab = Lab::new();
+    let lab = Lab::slow();
     let child = lab.start(&[], 2);
     signal(&child, "TERM");
     let stopped = ended(child);
@@ -315,9 +317,11 @@ fn places_of_a_lab_have_names() {
     let lab = Lab::new();
     let file = Path::new(&lab.lab).join("executors.toml");
     let name = |text: &str| fs::write(&file, text).unwrap();
-    name(
-        "[executor.near]\nkind = \"slurm\"\npartition = \"p\"\ntime = \"0:10\"\noptions = [\"--qos=low\"]\n\
-          exclusive = false\ncontainer = [\"env\", \"IN=it's\"]\n",
+    name("");
+    lab.place(
+        "near",
+        "kind = \"slurm\"\npartition = \"p\"\ntime = \"0:10\"\noptions = [\"--qos=low\"]\n\
+         exclusive = false\ncontainer = [\"env\", \"IN=it's\"]",
     );
     let document = done(&lab.run(&["--on", "near", "--run-id", "r1"]));
     assert_eq!(document["record"]["executor"]["place"], "near");
