@@ -114,25 +114,26 @@ fn explain_names_the_plan_its_rivals_and_the_floor() {
     let size = ["--hidden", "64", "--intermediate", "96", "--m", "2", "--dtype", "f16"];
     // An activation has no hidden size.
     let of = |op: &str| &size[if op == "activation" { 2 } else { 0 }..];
-    for op in ["activation", "gated-linear", "mlp"] {
-        let document = json_of(&[&["explain", "--op", op], of(op)].concat());
+    let packed = ["--arrangement", "gate-first", "--orientation", "in-out"];
+    for (op, layout) in [("activation", &packed[..2]), ("gated-linear", &[]), ("mlp", &packed[..])]
+    {
+        let document = json_of(&[&["explain", "--op", op], of(op), layout].concat());
         assert_eq!(
             (&document["problem"]["op"], &document["plan"]["backend"]),
             (&op.into(), &"cpu".into())
         );
         assert!(document["candidates"].as_array().is_some_and(|c| c.len() >= 4), "{document}");
         assert!(document["floor"]["us"].as_f64() > Some(0.0), "{document}");
-    }
-    let packed = ["--arrangement", "gate-first", "--orientation", "in-out"];
-    for (op, layout) in [("mlp", &packed[..]), ("activation", &packed[..2])] {
-        let document = json_of(&[&["explain", "--op", op], of(op), layout].concat());
-        let expected = serde_json::json!({
-            "orientation": layout.get(3).unwrap_or(&"out-in"), "arrangement": "packed-gate-first"
-        });
+        let arrangement = if layout.is_empty() { "separate" } else { "packed-gate-first" };
+        let orientation = layout.get(3).unwrap_or(&"out-in");
+        let expected =
+            serde_json::json!({ "orientation": orientation, "arrangement": arrangement });
         assert_eq!(document["problem"]["layout"], expected, "{document}");
         assert_eq!(document["plan"]["problem"]["layout"], expected, "{document}");
     }
-    let quantised = [&["explain", "--weights-type", "q8_0"], &size[..]].concat();
+    // What the machine can do is measured each time; one thread is told that sooner.
+    let one = ["explain", "--threads", "1"];
+    let quantised = [&one[..], &["--weights-type", "q8_0"], &size].concat();
     let document = json_of(&quantised);
     assert_eq!(document["problem"]["quantized"]["down"], "Q8_0", "{document}");
     // Three matrices of 34 bytes per 32 weights; x and y of two tokens in f16.
@@ -141,7 +142,7 @@ fn explain_names_the_plan_its_rivals_and_the_floor() {
     swiglu(&[&quantised[..], &["--op", "activation"]].concat()).refused(&["no weights"]);
     swiglu(&["explain", "--hidden", "896", "--intermediate", "4864", "--weights-type", "q4_k"])
         .refused(&["896 inputs", "blocks of 256"]);
-    let file = ["explain", "--weights", SMOLLM2, "--layer", "28"];
+    let file = [&one[..], &["--weights", SMOLLM2, "--layer", "28"]].concat();
     assert!(swiglu(&file).stdout.contains("weights as Q4_1"));
     let decoded = swiglu(&[&file[..], &["--decode-weights"]].concat()).stdout;
     assert!(!decoded.contains("weights as Q4_1"), "{decoded}");
@@ -158,7 +159,8 @@ fn explain_names_the_plan_its_rivals_and_the_floor() {
 #[test]
 fn explain_backward_has_both_passes_and_what_policies_keep() {
     let size = ["--hidden", "64", "--intermediate", "96", "--m", "8", "--dtype", "bf16"];
-    let backward = [&["explain", "--backward"], &size[..]].concat();
+    // What the machine can do is measured each time; one thread is told that sooner.
+    let backward = [&["explain", "--backward", "--threads", "1"], &size[..]].concat();
     for op in ["gated-linear", "mlp"] {
         let document = json_of(&[&backward[..], &["--op", op]].concat());
         let passes = [&document["saving"]["problem"]["pass"], &document["problem"]["pass"]];
@@ -181,7 +183,8 @@ fn explain_backward_has_both_passes_and_what_policies_keep() {
     }
     let activation = ["explain", "--backward", "--op", "activation", "--intermediate", "96"];
     swiglu(&activation).refused(&["training of the activation", "no weights to train"]);
-    let quantised = ["explain", "--backward", "--weights", SMOLLM2, "--layer", "28"];
+    let quantised =
+        ["explain", "--backward", "--threads", "1", "--weights", SMOLLM2, "--layer", "28"];
     swiglu(&quantised).refused(&["no gradients", "--decode-weights"]);
     let decoded = swiglu(&[&quantised[..], &["--decode-weights"]].concat());
     assert!(decoded.stdout.contains("decoding was asked for"), "{decoded:?}");
