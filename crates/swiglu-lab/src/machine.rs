@@ -3,7 +3,7 @@
 use std::fs;
 use std::hint::black_box;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::case::DeviceKind;
 use crate::error::{LabError, Result};
@@ -96,24 +96,40 @@ fn os() -> String {
     format!("{} {}", std::env::consts::OS, release.trim()).trim_end().to_owned()
 }
 
+/// As many dependent steps as there are words behind the semicolon.
+macro_rules! chain_of {
+    ($x:ident, $factor:ident; $($step:literal)*) => {
+        $(let _ = $step; $x = ($x ^ $factor).wrapping_mul($factor);)*
+    };
+}
+
 /// Effective clock of one core in MHz, if a multiplication takes three cycles and an exclusive or
-/// takes one, as on every current x86-64 and most other processors: the best of a few short chains
-/// of dependent operations, so that an interruption does not count.
+/// takes one, as on every current x86-64 and most other processors: the best of some short chains
+/// of dependent operations, so that an interruption does not count. They take a few milliseconds together, in which
+/// a clock can rise, and no more where nothing is optimised, which gives a fraction of the clock.
 pub(crate) fn cpu_mhz() -> f64 {
-    const LENGTH: u32 = 1_000_000;
+    const LENGTH: u32 = 100_000;
     const LATENCY: f64 = 4.0;
     let chain = || {
         let start = Instant::now();
         let mut x = black_box(0x9E37_79B9_7F4A_7C15u64);
         // Products alone would be joined; an exclusive or between them prevents it.
         let factor = black_box(0xBF58_476D_1CE4_E5B9u64);
-        for _ in 0..LENGTH {
-            x = (x ^ factor).wrapping_mul(factor);
+        let mut left = LENGTH;
+        while left > 0 {
+            // So many that the loop itself hides behind the chain, also where nothing is optimised.
+            chain_of!(x, factor; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19);
+            left -= 20;
         }
         black_box(x);
         f64::from(LENGTH) * LATENCY / start.elapsed().as_secs_f64() / 1e6
     };
-    (0..5).map(|_| chain()).fold(0.0, f64::max)
+    let begun = Instant::now();
+    let mut best = chain();
+    while begun.elapsed() < Duration::from_millis(5) {
+        best = best.max(chain());
+    }
+    best
 }
 
 #[cfg(test)]
