@@ -277,9 +277,8 @@ fn notes_of_comfyui_in_a_header_are_heeded() {
     refused(noted(&mx, "float8_e4m3fn", &["gate"]), &["up_proj.weight", "says nothing of it"]);
     let one = |part: &str, _, _| vec![values(&name(part, "weight_scale"), "F32", &[1], &[0.5])];
     let plain = file(one, |i| codes(i, "F8_E4M3", PARTS[i].2));
-    let value = |part: usize, r: usize, c: usize| {
-        float(codes(part, "F8_E4M3", PARTS[part].2).bytes[r * PARTS[part].2 + c], 4, 3) * 0.5
-    };
+    let weights = [0, 1, 2].map(|i| codes(i, "F8_E4M3", PARTS[i].2).bytes);
+    let value = |part: usize, r: usize, c: usize| e4m3(weights[part][r * PARTS[part].2 + c]) * 0.5;
     expect(&noted(&plain, "float8_e4m3fn", &all).unwrap(), "F8_E4M3", value);
     let broken = safetensors_with(&plain, r#""__metadata__":{"_quantization_metadata":"{"}"#, 0);
     let loaded = load_layer_from_bytes(broken, &LoadOptions::default());
