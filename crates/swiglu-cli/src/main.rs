@@ -172,7 +172,7 @@ mod tests {
             "check --seed 3 --threads 3",
             "bench mlp --m 3 --hidden 8 --intermediate 8 --seconds 1 --threads 3",
             "bench activation --rows 3 --cols 3",
-            "explain --m 3 --hidden 8 --intermediate 8 --threads 3",
+            "explain --m 3 --hidden 8 --intermediate 8 --threads 3 --measure --seconds 1",
             "explain --weights w --layer 3 --expert 3 --rescale 3",
             "tune --shape 3,8,8 --seconds 1 --threads 3",
             "kernels build --arch sm_80 --out o --shape 8,8 --sms 3",
