@@ -458,10 +458,13 @@ fn scratch_memory_of_the_caller_is_what_was_said() {
                         }
                     }
                 }?;
-                Ok::<_, CudaError>([y.to_host()?, gate.to_host()?])
+                Ok::<_, CudaError>([y.to_host()?, gate.to_host()?, up.to_host()?])
             };
+            let saved = with(SavePolicy::Save, None).unwrap();
             for (policy, bytes) in SavePolicy::ALL.into_iter().zip(bytes) {
                 let plain = with(policy, None).unwrap();
+                assert_eq!(plain[1], saved[1], "{policy} {path:?} m {m}");
+                assert!(policy == SavePolicy::SaveGate || plain[2] == saved[2], "{policy} m {m}");
                 assert!(with(policy, Some(bytes)).unwrap() == plain, "{policy} {path:?} m {m}");
                 // Forward passes of a layer that keeps nothing may need more than gate and up alone.
                 let exact = policy != SavePolicy::Recompute;

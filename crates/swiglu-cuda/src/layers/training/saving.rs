@@ -125,7 +125,7 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     /// Bytes of an h that kernels write beside gate and up and nobody wants. A block has room for one anyway.
-    fn unwanted_h_bytes(&self, m: usize) -> usize {
+    pub(super) fn unwanted_h_bytes(&self, m: usize) -> usize {
         if self.problem.op == Op::Mlp { 0 } else { self.up_bytes(m) }
     }
 

@@ -1,6 +1,6 @@
 //! Where gate, up and their gradients lie in a backward pass, and the scratch memory that it takes.
 
-use swiglu_core::{DType, Element, Op, Path, Problem, SavePolicy};
+use swiglu_core::{DType, Element, Op, Pass, Path, Problem, SavePolicy};
 
 use super::kept::Kept;
 use super::part;
@@ -145,7 +145,7 @@ impl Parts {
 
 impl Cuda {
     /// Bytes of memory that a backward pass of a layer with packed weights takes meanwhile, for all gradients: scratch memory
-    /// of the stream, and where nothing was kept gate and up, and the result that comes with them once more.
+    /// of the stream, and where nothing was kept gate and up.
     pub fn backward_scratch_bytes(
         &self,
         problem: &Problem,
@@ -169,11 +169,17 @@ impl Cuda {
                 0
             },
         };
-        let again = match policy {
-            SavePolicy::Save | SavePolicy::SaveGate => 0,
-            _ => (2 * half + if needs.is_block { hidden } else { h }) * m * dtype.size(),
+        let parts = needs.parts(self);
+        if matches!(policy, SavePolicy::Save | SavePolicy::SaveGate) {
+            return parts.total();
+        }
+        // A gated layer computes h beside gate and up, a block has room for it anyway.
+        let before = match self.plan(problem.with_pass(Pass::Saving), path).path {
+            _ if needs.is_block => 0,
+            Path::Unfused => part(m * half * dtype.size()) + parts.lt,
+            _ => part(m * half * dtype.size()),
         };
-        needs.parts(self).total() + again
+        parts.total().max(before) + 2 * half * m * dtype.size()
     }
 }
 
@@ -184,7 +190,7 @@ mod tests {
     use crate::layers::training::gate_up::BlockTensors;
     use crate::{GatedLinear, Mlp};
     use swiglu_core::conformance::{Case, Parameters};
-    use swiglu_core::{Numerics, Pass, bf16};
+    use swiglu_core::{Numerics, bf16};
 
     /// What a layer's backward pass takes of a stream's scratch memory, where gate and up lie as [`crate::HostSaved`] has them.
     fn scratch<K>(layer: &Layer<K, bf16>, m: usize, policy: SavePolicy) -> usize {
@@ -201,6 +207,17 @@ mod tests {
         let down = dense.down().ok();
         let fused = down.and_then(|down| layer.dgated_config(&layer.dgated_call(down, io, dense)));
         placed.needs(fused.is_none()).parts(&layer.cuda).total()
+    }
+
+    /// The same, of which pre-activations take a part before, and with these, where nothing was kept.
+    fn meanwhile<K>(layer: &Layer<K, bf16>, m: usize, policy: SavePolicy) -> usize {
+        let of_backward = scratch(layer, m, policy);
+        if policy != SavePolicy::Recompute {
+            return of_backward;
+        }
+        let steps = layer.saving_steps(m);
+        let before = layer.bytes_saving(m, steps) + layer.unwanted_h_bytes(m);
+        of_backward.max(before) + 2 * 2 * m * padded::<bf16>(layer.intermediate())
     }
 
     /// Plans of both passes are of what layers do: of the steps that store gate and up, and of the memory that a backward pass
@@ -234,11 +251,11 @@ mod tests {
                     let chosen: Vec<_> = candidates.iter().filter(|c| c.chosen).collect();
                     assert_eq!((chosen.len(), chosen[0].steps), (1, Some(steps)), "{problem}");
                 }
-                for policy in [SavePolicy::Save, SavePolicy::SaveGate] {
+                for policy in SavePolicy::ALL {
                     let said = |problem| cuda.backward_scratch_bytes(&problem, policy, path);
-                    let of_block = scratch(&mlp, m, policy);
+                    let of_block = meanwhile(&mlp, m, policy);
                     assert_eq!(of_block, said(block.problem(m)), "{case} {path:?} {policy}");
-                    let of_linear = scratch(&linear, m, policy);
+                    let of_linear = meanwhile(&linear, m, policy);
                     assert_eq!(of_linear, said(gated.problem(m)), "{case} {path:?} {policy}");
                 }
             }
