@@ -277,7 +277,7 @@ fn explain_backward_has_an_algorithm_for_each_step() {
     // Beside the gate both gradients get room, as one product takes them.
     let [save, gate, none] = scratch(&document)[..] else { panic!("{document}") };
     assert_eq!(gate - save, 300 * 2 * 96 * 2, "{document}");
-    assert_eq!(none - save, 300 * (2 * 96 + 64) * 2, "{document}");
+    assert_eq!(none, gate, "gate and up, computed again: {document}");
     // A forward pass of few tokens stores gate and up step by step.
     let saving = document["saving"]["candidates"].as_array().expect("candidates");
     let decode = saving.iter().find(|c| c["name"] == "decode_mlp two launches").expect("a design");
