@@ -34,17 +34,19 @@ pub(crate) fn of(device: &Device, op: CaseOp, quick: bool) -> swiglu::Result<Cei
         }
         _ => return Ok(Ceilings::default()),
     };
-    let mut measured = cpu::measure(cpu)?;
-    for _ in 1..if quick { 1 } else { BANDWIDTHS } {
-        measured.bandwidth = measured.bandwidth.best(cpu::bandwidth(cpu)?);
-    }
     // Weights are read; an activation reads two matrices and writes a third.
-    let memory = match op {
-        op if op.has_weights() => ceiling("read", measured.bandwidth.read),
-        CaseOp::Copy => ceiling("copy", measured.bandwidth.copy_nt),
-        _ => ceiling("two reads and a write", measured.bandwidth.triad_nt),
+    let (name, traffic) = match op {
+        op if op.has_weights() => ("read", cpu::Traffic::Read),
+        CaseOp::Copy => ("copy", cpu::Traffic::Copy),
+        _ => ("two reads and a write", cpu::Traffic::Triad),
     };
+    let mut memory = cpu::bandwidth(cpu, traffic)?;
+    for _ in 1..if quick { 1 } else { BANDWIDTHS } {
+        memory = memory.max(cpu::bandwidth(cpu, traffic)?);
+    }
+    let memory = ceiling(name, memory);
     // Multiply-adds in f32 serve every type that has no dot product of its own.
+    let measured = cpu::compute(cpu);
     let mut compute = vec![ceiling("multiply-adds in f32", measured.fma_f32)];
     compute.extend(measured.dot_bf16.map(|rate| ceiling("bf16 dot products", rate)));
     Ok(Ceilings { memory: Some(memory), compute, ..Ceilings::default() })

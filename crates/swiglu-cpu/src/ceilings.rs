@@ -2,7 +2,7 @@
 //! kernels: the floors that results are stated against.
 //!
 //! Rates are medians over repetitions. Memory bandwidth on a shared host moves between states, so
-//! [`bandwidth`] is cheap and meant to be called right before and after each memory-bound item.
+//! [`bandwidth`] is cheap and meant to be called beside each memory-bound item.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -29,38 +29,25 @@ const CACHED_UNIT_BYTES: usize = 16 << 10;
 /// How far ahead loads are prefetched.
 const AHEAD: usize = 4 << 10;
 
-/// Memory bandwidth in bytes per second, reads and writes counted once each.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Bandwidth {
-    /// Reading.
-    pub read: f64,
-    /// Reading one array and writing another past the caches.
-    pub copy_nt: f64,
-    /// Reading two arrays and writing a third past the caches: the traffic of the activation.
-    pub triad_nt: f64,
+/// What is moved between memory and processors, of arrays far beyond the caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Traffic {
+    /// One array is read.
+    Read,
+    /// One is read and another written past the caches.
+    Copy,
+    /// Two are read and a third is written past the caches: the traffic of the activation.
+    Triad,
 }
 
-impl Bandwidth {
-    /// The faster of two measurements in each kind: the state that bound what ran in between.
-    pub fn best(self, other: Bandwidth) -> Bandwidth {
-        Bandwidth {
-            read: self.read.max(other.read),
-            copy_nt: self.copy_nt.max(other.copy_nt),
-            triad_nt: self.triad_nt.max(other.triad_nt),
-        }
-    }
-}
-
-/// Compute rates and bandwidth of a [`Cpu`] with its threads and instruction set.
+/// Compute rates of a [`Cpu`] with its threads and instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Ceilings {
+pub struct Compute {
     /// Multiply-adds of `f32` vectors, FLOP/s.
     pub fma_f32: f64,
     /// Dot products of bfloat16 pairs, or of tiles of them, FLOP/s; none where the hardware has no such
     /// instruction.
     pub dot_bf16: Option<f64>,
-    /// Memory bandwidth.
-    pub bandwidth: Bandwidth,
 }
 
 fn median(mut samples: Vec<f64>) -> f64 {
@@ -88,21 +75,18 @@ fn rate(cpu: &Cpu, workers: usize, repetitions: usize, amount: f64, step: &Step<
     median((0..repetitions).map(|_| passes as f64 * amount / seconds(passes)).collect())
 }
 
-/// Measures all ceilings; a fraction of a second.
-///
-/// # Errors
-/// [`swiglu_core::Error::OutOfMemory`] if there is no memory for the arrays (three of 128 MiB).
-pub fn measure(cpu: &Cpu) -> Result<Ceilings> {
+/// Measures compute rates; about a tenth of a second each.
+pub fn compute(cpu: &Cpu) -> Compute {
     let dot_bf16 = match cpu.isa() {
         Isa::AmxBf16 => Some(tiles(cpu)),
-        Isa::Avx512Bf16 => Some(compute(cpu, true)),
+        Isa::Avx512Bf16 => Some(vectors(cpu, true)),
         _ => None,
     };
-    Ok(Ceilings { fma_f32: compute(cpu, false), dot_bf16, bandwidth: bandwidth(cpu)? })
+    Compute { fma_f32: vectors(cpu, false), dot_bf16 }
 }
 
 /// FLOP/s of independent multiply-adds in registers.
-fn compute(cpu: &Cpu, pairs: bool) -> f64 {
+fn vectors(cpu: &Cpu, pairs: bool) -> f64 {
     const ITERATIONS: usize = 20_000;
     let units = 16 * cpu.threads();
     let run = |range: Range<usize>, _: usize| {
@@ -176,44 +160,48 @@ fn registers<S: Simd, const N: usize>(pairs: bool, iterations: usize) {
     }
 }
 
-/// Measures memory bandwidth; about a tenth of a second.
+/// Measures memory bandwidth in bytes per second, reads and writes counted once each; about a tenth of a second.
 ///
 /// # Errors
-/// As [`measure`].
-pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
-    let mut arrays = [Buffer::zeroed(ARRAY_BYTES)?, Buffer::zeroed(ARRAY_BYTES)?, {
-        Buffer::zeroed(ARRAY_BYTES)?
-    }];
-    let pointers = arrays.each_mut().map(|a| SendPtr(a.as_mut_ptr().cast::<f32>()));
-    let measure = |inputs: usize, writes: bool, asks: bool| {
+/// [`swiglu_core::Error::OutOfMemory`] if there is no memory for the arrays, 128 MiB each.
+pub fn bandwidth(cpu: &Cpu, traffic: Traffic) -> Result<f64> {
+    let (inputs, writes) = match traffic {
+        Traffic::Read => (1, false),
+        Traffic::Copy => (1, true),
+        Traffic::Triad => (2, true),
+    };
+    let arrays = inputs + usize::from(writes);
+    let mut memory =
+        (0..arrays).map(|_| Buffer::zeroed(ARRAY_BYTES)).collect::<Result<Vec<_>>>()?;
+    let pointers: Vec<_> =
+        memory.iter_mut().map(|a| SendPtr(a.as_mut_ptr().cast::<f32>())).collect();
+    let units = ARRAY_BYTES / UNIT_BYTES;
+    // Pages that were never written all map to one zero page.
+    for &array in &pointers {
+        let touch = |range: Range<usize>, _: usize| {
+            for unit in range {
+                // SAFETY: units are disjoint parts of the array.
+                unsafe {
+                    let at = array.get().cast::<u8>().add(unit * UNIT_BYTES);
+                    std::ptr::write_bytes(at, 1, UNIT_BYTES);
+                }
+            }
+        };
+        cpu.run(cpu.threads(), &[Step { units, run: &touch }]);
+    }
+    let measure = |asks: bool| {
         let run = |range: Range<usize>, _: usize| {
-            let [a, b, out] = pointers.map(SendPtr::get);
+            let [a, b, out] = [0, inputs - 1, arrays - 1].map(|i| pointers[i].get());
             let stores = writes.then_some(Stores::Streamed);
             let stream = Stream { a, b, out, range, unit: UNIT_BYTES, inputs, stores, asks };
             // SAFETY: the instruction set was checked when the device was made; units are disjoint
-            // parts of the arrays.
+            // parts of the arrays, and where nothing is written no other array is touched.
             unsafe { simd::dispatch(cpu.isa(), stream) }
         };
-        let arrays = inputs + usize::from(writes);
-        let step = Step { units: ARRAY_BYTES / UNIT_BYTES, run: &run };
-        rate(cpu, cpu.threads(), 5, (arrays * ARRAY_BYTES) as f64, &step)
+        rate(cpu, cpu.threads(), 5, (arrays * ARRAY_BYTES) as f64, &Step { units, run: &run })
     };
-    // Written first: pages that were never written all map to one zero page.
-    for i in 0..3 {
-        let [a, b, out] = [pointers[(i + 1) % 3], pointers[(i + 2) % 3], pointers[i]];
-        let touch = |range: Range<usize>, _: usize| {
-            let (a, b, out) = (a.get(), b.get(), out.get());
-            let stores = Some(Stores::Streamed);
-            let (unit, inputs, asks) = (UNIT_BYTES, 1, true);
-            let stream = Stream { a, b, out, range, unit, inputs, stores, asks };
-            // SAFETY: as above.
-            unsafe { simd::dispatch(cpu.isa(), stream) }
-        };
-        cpu.run(cpu.threads(), &[Step { units: ARRAY_BYTES / UNIT_BYTES, run: &touch }]);
-    }
     // What kernels do was found to be the faster way on some processors; on others it may not be.
-    let faster = |inputs, writes| measure(inputs, writes, true).max(measure(inputs, writes, false));
-    Ok(Bandwidth { read: faster(1, false), copy_nt: faster(1, true), triad_nt: faster(2, true) })
+    Ok(measure(true).max(measure(false)))
 }
 
 /// Bytes per second that are read, or read twice and written once, where the arrays together have
@@ -221,7 +209,7 @@ pub fn bandwidth(cpu: &Cpu) -> Result<Bandwidth> {
 /// take part as in a call that moves as much.
 ///
 /// # Errors
-/// As [`measure`].
+/// As [`bandwidth`].
 pub fn cached(cpu: &Cpu, bytes: usize, writes: bool) -> Result<f64> {
     let inputs = if writes { 2 } else { 1 };
     let arrays = inputs + usize::from(writes);
@@ -296,7 +284,7 @@ impl Reading {
 /// arithmetic allows.
 ///
 /// # Errors
-/// As [`measure`].
+/// As [`bandwidth`].
 pub fn activation<T: Element>(cpu: &Cpu, act: &Activation, numerics: Numerics) -> Result<f64> {
     // Together 96 KiB: small enough for a second-level cache, which is no limit, and large enough
     // that what a call costs besides is none.

@@ -1,17 +1,18 @@
 //! Ceilings are measured, so only their being there can be tested.
 
 use swiglu_core::{Activation, Numerics, bf16};
-use swiglu_cpu::ceilings::{Reading, activation, cached, measure};
+use swiglu_cpu::ceilings::{Reading, Traffic, activation, bandwidth, cached, compute};
 use swiglu_cpu::{Cpu, CpuOptions, Isa};
 
 #[test]
 fn ceilings_are_finite_and_positive_on_every_facade() {
     for isa in Isa::available() {
         let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(2)).unwrap();
-        let c = measure(&cpu).unwrap();
-        let b = c.bandwidth;
-        for rate in [c.fma_f32, c.dot_bf16.unwrap_or(1.0), b.read, b.copy_nt, b.triad_nt] {
-            assert!(rate.is_finite() && rate > 0.0, "{isa} {c:?}");
+        let c = compute(&cpu);
+        let of = |traffic| bandwidth(&cpu, traffic).unwrap();
+        let memory = [Traffic::Read, Traffic::Copy, Traffic::Triad].map(of);
+        for rate in [c.fma_f32, c.dot_bf16.unwrap_or(1.0)].into_iter().chain(memory) {
+            assert!(rate.is_finite() && rate > 0.0, "{isa} {c:?} {memory:?}");
         }
     }
 }
