@@ -207,7 +207,7 @@ fn faults_are_found() {
         let backend = Naive { fault };
         let cases = gradient_suite(&[DType::F32]);
         let fails = |case: &&GradientCase| !run_gradients(&backend, case).unwrap().passed();
-        let found = cases.iter().filter(fails).count();
-        assert!(found > 3, "{fault:?} was found in {found} of {}", cases.len());
+        let found = cases.iter().filter(fails).take(4).count();
+        assert_eq!(found, 4, "{fault:?} was found in {found} of {}", cases.len());
     }
 }

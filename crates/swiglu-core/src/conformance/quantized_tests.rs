@@ -216,7 +216,8 @@ fn faulty_implementations_fail() {
     for case in quantized_suite(&all(), &[DType::F32, DType::Bf16]) {
         let types = case.quantized.unwrap();
         let minima = types.gate_up.has_minimum() || types.down.is_some_and(|d| d.has_minimum());
-        if case.m == 0 || case.intermediate < 2 {
+        // More rows find what these find, at the price of all the rows that the others take together.
+        if case.m == 0 || case.m > 11 || case.intermediate < 2 {
             continue;
         }
         let passed = passed(&case, &faults.map(|(fault, _)| fault));
@@ -237,11 +238,11 @@ fn faulty_implementations_fail() {
 fn fixed_point_inputs_of_too_few_bits_fail() {
     let failed = |bits| {
         let cases = quantized_suite(&all(), &[DType::F32]);
-        let wrong = |case: &&Case| !run_case(&Naive(Sum::FixedPoint(bits)), case).unwrap().passed();
-        cases.iter().filter(wrong).filter(|case| case.seed % 4 == 1).count()
+        let mut of_outliers = cases.iter().filter(|case| case.seed % 4 == 1);
+        of_outliers.any(|case| !run_case(&Naive(Sum::FixedPoint(bits)), case).unwrap().passed())
     };
     // Kernels keep 23; which cases show the loss of the last is a matter of their seeds.
-    assert!(failed(21) > 0);
+    assert!(failed(21));
 }
 
 #[test]
