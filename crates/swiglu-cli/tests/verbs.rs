@@ -36,6 +36,16 @@ fn check_passes_and_counts() {
 }
 
 #[test]
+fn check_of_some_kernels_takes_no_others() {
+    let some = ["check", "--quick", "--dtype", "f32", "--threads", "1", "--device", "cpu"];
+    let document = json_of(&[&some[..], &["--kernel", "port"]].concat());
+    let rows = document["rows"].as_array().expect("rows");
+    assert!(rows.len() > 5 && rows.iter().all(|r| r["kernel"] == "portable"), "{document}");
+    let none = [&some[..], &["--kernel", "sm10"]].concat();
+    swiglu(&none).refused(&["`sm10`", "there are: portable"]);
+}
+
+#[test]
 fn check_prints_a_table_of_the_forced_kernel() {
     let ended =
         swiglu(&["check", "--quick", "--isa", "portable", "--threads", "1", "--dtype", "bf16"]);

@@ -28,6 +28,9 @@ pub(crate) struct CheckArgs {
     /// Only this element type: f32, f16 or bf16
     #[arg(long, value_name = "TYPE")]
     dtype: Option<DType>,
+    /// Only kernels with NAME in theirs, as the table has them: planned, unfused, decode, avx2
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
     /// With products summed in one order for every number of tokens, as of run --batch-invariant. CPU only
     #[arg(long)]
     batch_invariant: bool,
@@ -36,6 +39,10 @@ pub(crate) struct CheckArgs {
 }
 
 impl CheckArgs {
+    fn takes(&self, kernel: &str) -> bool {
+        self.kernel.as_deref().is_none_or(|name| kernel.contains(name))
+    }
+
     fn dtypes(&self) -> Vec<DType> {
         self.dtype.map_or(DType::ALL.to_vec(), |dtype| vec![dtype])
     }
@@ -85,6 +92,13 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
     };
     if let Some(threads) = cpu {
         on.push(check_cpu(args, threads, terminal, &mut report)?);
+    }
+    if let (0, Some(name)) = (report.cases, &args.kernel) {
+        report.kernels.dedup();
+        anyhow::bail!(
+            "no case for kernels with `{name}` in their name; there are: {}",
+            report.kernels.join(", ")
+        );
     }
     terminal.print(&report, |report, terminal| report.show(&on.join(" and "), terminal))?;
     Ok(Verdict::from_passed(report.failed == 0))
@@ -150,7 +164,7 @@ fn check_cpu(
     // Every instruction set has the same types.
     let mut cases = backends.first().map_or(Vec::new(), |(backend, _)| args.cases(backend));
     cases.extend(Bits::all(&args.dtypes(), args.seed).into_iter().map(Checked::Bits));
-    judge(&backends, &cases, |_, _| true, false, terminal, report);
+    judge(args, &backends, &cases, |_, _| true, false, terminal, report);
     let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
     Ok(format!("threads {}", counts.join(" and ")))
 }
@@ -172,11 +186,12 @@ fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut R
         // A GPU has instructions of its own for exponential and division.
         Checked::Bits(_) => false,
     };
-    judge(&backends, &cases, computes, true, terminal, report);
+    judge(args, &backends, &cases, computes, true, terminal, report);
 }
 
 /// Adds what is found of the cases that each backend computes, one after the other or all at once; their order stays.
 fn judge<B: Backend + Sync>(
+    args: &CheckArgs,
     backends: &[(B, Subject)],
     cases: &[Checked],
     computes: impl Fn(&B, &Checked) -> bool,
@@ -184,7 +199,9 @@ fn judge<B: Backend + Sync>(
     terminal: &Terminal,
     report: &mut Report,
 ) {
-    let pairs = backends.iter().flat_map(|of| cases.iter().map(move |case| (of, case)));
+    report.kernels.extend(backends.iter().map(|(_, subject)| subject.kernel.clone()));
+    let taken = backends.iter().filter(|(_, subject)| args.takes(&subject.kernel));
+    let pairs = taken.flat_map(|of| cases.iter().map(move |case| (of, case)));
     let work: Vec<_> = pairs.filter(|((backend, _), case)| computes(backend, case)).collect();
     let bar = terminal.bar(work.len() as u64);
     let finding = |((backend, subject), case): &(&(B, Subject), &Checked)| {
@@ -270,6 +287,9 @@ struct Report {
     cases: usize,
     rows: Vec<Row>,
     failures: Vec<Failure>,
+    /// Of everything here, also what was not checked.
+    #[serde(skip)]
+    kernels: Vec<String>,
 }
 
 /// More failures than this are counted, not listed.
