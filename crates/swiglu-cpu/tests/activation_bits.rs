@@ -2,7 +2,6 @@
 //! everywhere.
 
 // A helper of a test may unwrap as a test does.
-#![allow(clippy::unwrap_used)]
 
 use swiglu_core::{Activation, Element, GateUpRef, Matrix, MatrixRef, Numerics, bf16, f16, random};
 use swiglu_cpu::{Cpu, CpuOptions, Isa};

@@ -1,8 +1,5 @@
 //! Results that are added to another matrix, against the float64 oracle, on every façade this machine can run.
 
-// Helpers of tests may unwrap as tests do.
-#![allow(clippy::unwrap_used)]
-
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};
 use swiglu_core::{
     BlockType, DType, Element, Error, Matrix, MatrixMut, Norm, NormKind, Numerics, Op, Path,

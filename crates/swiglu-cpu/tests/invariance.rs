@@ -1,9 +1,6 @@
 //! Rows of batches against the same rows alone, bit for bit, with one order of sums for every number of rows; on every
 //! façade this machine can run, with one and two threads.
 
-// Helpers of tests may unwrap as tests do.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeSet;
 
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters};

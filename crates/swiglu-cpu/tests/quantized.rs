@@ -1,8 +1,5 @@
 //! Quantised weights read back through all kernels, which are compiled once for this program.
 
-// Helpers of tests may unwrap as tests do.
-#![allow(clippy::unwrap_used)]
-
 use swiglu_core::{
     Activation, BlockType, DType, Element, Matrix, MatrixRef, Op, Path, QuantizedGatedLinearParams,
     QuantizedMatrix, QuantizedRef, bf16, bounds, random,

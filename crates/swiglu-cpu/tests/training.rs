@@ -1,8 +1,5 @@
 //! What holds between backward passes to the bit, whatever the gradients are; what they are, the conformance suite judges.
 
-// Helpers of tests may unwrap as tests do.
-#![allow(clippy::unwrap_used)]
-
 use swiglu_core::conformance::{Case, Parameters};
 use swiglu_core::random::normal_matrix;
 use swiglu_core::{

@@ -1,11 +1,8 @@
 //! A configuration and the tensors that contradict it: refused by name, and nothing else is.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
+use crate::support::layer::*;
+use crate::support::*;
 use serde_json::{Value, json};
-use support::layer::*;
-use support::*;
 use swiglu_formats::{FormatError, LoadOptions, load_layer_from_bytes};
 
 fn block(prefix: &str, h: usize) -> Vec<T> {

@@ -1,11 +1,8 @@
 //! Codes whose scales are powers of two, in groups, of other writers, or missing: values computed here in
 //! float64 from the definitions of the formats.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
-use support::layer::{Checkpoint, refused};
-use support::*;
+use crate::support::layer::{Checkpoint, refused};
+use crate::support::*;
 use swiglu_core::{Matrix, bf16};
 use swiglu_formats::{LayerWeights, LoadOptions, Result, load_layer_from_bytes};
 

@@ -1,10 +1,7 @@
 //! A factor for a whole tensor, as GGUF files have it beside the weight.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
-use support::layer::{expert, refused, triple};
-use support::*;
+use crate::support::layer::{expert, refused, triple};
+use crate::support::*;
 use swiglu_core::{Matrix, bf16};
 use swiglu_formats::{LayerWeights, LoadOptions, Result, load_layer_from_bytes};
 

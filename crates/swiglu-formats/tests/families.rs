@@ -1,13 +1,10 @@
 //! The table of families: its page is current, and real configurations are understood.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
-
-mod support;
 
 use std::collections::BTreeMap;
 
+use crate::support::layer::*;
+use crate::support::*;
 use serde_json::{Value, json};
-use support::layer::*;
-use support::*;
 use swiglu_core::{Activation, Norm, NormKind, Orientation, RowSteps, Sparsity};
 use swiglu_formats::{ActivationSource, FormatError, LoadOptions, inspect, load_layer};
 

@@ -1,6 +1,5 @@
 //! The two real layers: loading and a plain float64 feed-forward must give the outputs that come
 //! with them.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 use std::path::Path;
 

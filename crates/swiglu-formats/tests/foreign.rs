@@ -1,10 +1,7 @@
 //! Files of quantisers that are not read, and of adapters: refused by name, with what to do.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
-use support::layer::{Checkpoint, at, refused};
-use support::*;
+use crate::support::layer::{Checkpoint, at, refused};
+use crate::support::*;
 use swiglu_formats::{FormatError, LoadOptions, TensorNames};
 
 const K: usize = 64;
@@ -189,7 +186,7 @@ fn a_layer_of_which_a_part_is_foreign_is_refused() {
     let names = |i: usize| PARTS.map(|part| format!("model.layers.{i}.mlp.{part}.weight"));
     let dense = |i: usize| {
         let names = names(i);
-        support::layer::triple(names.each_ref().map(String::as_str), "F32", K, H, 1)
+        crate::support::layer::triple(names.each_ref().map(String::as_str), "F32", K, H, 1)
     };
     let gptq = WRITERS[0].2;
     // Down alone: without it, the gated linear layer would be computed.
@@ -217,7 +214,8 @@ fn adapters_of_other_layers_do_not_stand_for_a_layer_that_is_there() {
     let attention = layer(lora, "base_model.model.model.layers.0.self_attn", &["q_proj"]);
     expect(&attention, "", &at(0), &["q_proj.lora_A.weight", "LoRA"]);
     let names = PARTS.map(|part| format!("model.layers.0.mlp.{part}.weight"));
-    let mut dense = support::layer::triple(names.each_ref().map(String::as_str), "F32", K, H, 1);
+    let mut dense =
+        crate::support::layer::triple(names.each_ref().map(String::as_str), "F32", K, H, 1);
     dense.extend(attention);
     Checkpoint::new(&dense, "").load(&at(0)).unwrap();
 }

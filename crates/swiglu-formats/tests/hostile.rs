@@ -1,12 +1,9 @@
 //! Files that are broken on purpose.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
+use crate::support::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
-use support::*;
 use swiglu_core::BlockType;
 use swiglu_formats::{
     Bytes, FileFormat, FormatError, LoadOptions, Model, gguf as gguf_format, load_layer,

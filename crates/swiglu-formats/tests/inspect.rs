@@ -1,10 +1,7 @@
 //! What inspecting says of a model: defects wherever they are, every expert, and what is outside a block.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
-use support::layer::*;
-use support::*;
+use crate::support::layer::*;
+use crate::support::*;
 use swiglu_formats::{Inspection, LoadOptions, inspect, load_layer};
 
 fn block(prefix: &str, seed: usize) -> Vec<T> {
@@ -44,7 +41,7 @@ fn a_broken_entry_of_an_index_is_told_and_stops_only_the_layer_that_needs_it() {
     }
     assert_eq!(found.defects.len(), 3);
     expect_triple(&load_layer(&index, &at(0)).unwrap(), K, 8, 1);
-    support::layer::refused(load_layer(&index, &at(1)), &["weight_map", "given 7"]);
+    crate::support::layer::refused(load_layer(&index, &at(1)), &["weight_map", "given 7"]);
 }
 
 #[test]
@@ -68,10 +65,10 @@ fn every_expert_is_looked_at_and_one_unlike_the_others_is_named() {
     for t in &mut tensors {
         if t.name.starts_with("model.layers.1.mlp.experts.2.") {
             let n: usize = t.shape.iter().product();
-            *t = support::t(&t.name, "BF16", &t.shape, n);
+            *t = crate::support::t(&t.name, "BF16", &t.shape, n);
         }
         if t.name == "model.layers.1.mlp.experts.3.up_proj.weight" {
-            *t = support::t(&t.name, "F32", &[8, K + 1], 1);
+            *t = crate::support::t(&t.name, "F32", &[8, K + 1], 1);
         }
     }
     let odd = inspected(&tensors, &model_type("qwen3_moe"));

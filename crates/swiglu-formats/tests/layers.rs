@@ -1,11 +1,8 @@
 //! Finding a layer: every naming convention of separate weights, and every refusal.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
+use crate::support::layer::*;
+use crate::support::*;
 use half::{bf16, f16};
-use support::layer::*;
-use support::*;
 use swiglu_core::{Arrangement, DType, Orientation, WeightLayout};
 use swiglu_formats::{FormatError, LoadOptions, TensorNames, load_layer, load_layer_from_bytes};
 

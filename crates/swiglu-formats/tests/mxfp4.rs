@@ -1,10 +1,7 @@
 //! Experts of gpt-oss as they were released: the same layer as the checkpoint in bf16 would give.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
-use support::layer::{Checkpoint, at, expert, model_type, refused};
-use support::*;
+use crate::support::layer::{Checkpoint, at, expert, model_type, refused};
+use crate::support::*;
 use swiglu_core::{Half, Matrix, bf16};
 use swiglu_formats::{LayerWeights, LoadOptions, load_layer_from_bytes};
 

@@ -1,12 +1,9 @@
 //! npy: reading, writing, refusing.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
+use crate::support::*;
 use half::{bf16, f16};
 use proptest::prelude::*;
 use std::path::Path;
-use support::*;
 use swiglu_core::{Element, Matrix, MatrixRef};
 use swiglu_formats::{DynMatrix, FormatError, matrix_from_npy_bytes, npy as format, read_matrix};
 

@@ -1,10 +1,7 @@
 //! What is wrong far from a layer does not stop it; what is no model at all is named.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
-use support::layer::{at, expect_triple, refused, triple};
-use support::*;
+use crate::support::layer::{at, expect_triple, refused, triple};
+use crate::support::*;
 use swiglu_formats::{
     Bytes, FormatError, Model, load_layer, load_layer_from, load_layer_from_bytes,
     matrix_from_safetensors_bytes, read_matrix,

@@ -1,10 +1,7 @@
 //! Gate and up in one tensor: known orders, stated orders, and refusals.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
-use support::layer::*;
-use support::*;
+use crate::support::layer::*;
+use crate::support::*;
 use swiglu_core::{Activation, Arrangement, Half, Orientation, WeightLayout};
 use swiglu_formats::{FormatError, LoadOptions, TensorNames, load_layer_from_bytes};
 

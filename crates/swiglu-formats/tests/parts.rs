@@ -1,12 +1,9 @@
 //! Models in several files, and directories as they are found.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
-
-mod support;
 
 use std::path::{Path, PathBuf};
 
-use support::layer::{at, expect_triple, triple};
-use support::*;
+use crate::support::layer::{at, expect_triple, triple};
+use crate::support::*;
 use swiglu_formats::{Bytes, FormatError, Model, load_layer, load_layer_from, read_matrix};
 
 const K: usize = 5;

@@ -1,12 +1,9 @@
 //! Quantised types against hand-made blocks, and against an independent decoder.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
+use crate::support::reference::{self, TYPES};
+use crate::support::*;
 use half::f16;
 use std::path::Path;
-use support::reference::{self, TYPES};
-use support::*;
 use swiglu_core::{Arrangement, Orientation};
 use swiglu_formats::gguf::quant::*;
 use swiglu_formats::{Bytes, LayerWeights, LoadOptions, TensorNames, gguf, load_layer_from_bytes};

@@ -1,9 +1,6 @@
 //! Weights of 8 bits with scales beside them, under the names that checkpoints give them.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
-use support::*;
+use crate::support::*;
 use swiglu_core::quant::{e4m3_from_f32, e4m3_to_f32};
 use swiglu_core::{Matrix, QuantizedType, bf16};
 use swiglu_formats::{FormatError, LoadOptions, load_layer, load_layer_from_bytes, read_matrix};

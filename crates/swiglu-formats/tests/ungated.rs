@@ -1,10 +1,7 @@
 //! Blocks without a gate: said to be none, with no advice that leads nowhere.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
-use support::layer::*;
-use support::*;
+use crate::support::layer::*;
+use crate::support::*;
 use swiglu_formats::{FormatError, LoadOptions, inspect};
 
 fn pair(base: &str, [first, second]: [&str; 2], shapes: [[usize; 2]; 2]) -> Vec<T> {

@@ -1,5 +1,5 @@
 //! Writers of small files, and an independent decoder of quantised blocks.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
+#![allow(unreachable_pub)]
 
 pub mod layer;
 pub mod reference;
