@@ -23,7 +23,7 @@ use crate::device::context::DeviceFacts;
 use crate::device::files;
 use crate::kernels::decode_mlp::MOST_TOKENS;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
-
+pub(super) use record::{hash_of, seal, unseal};
 pub(crate) use table::Near;
 use table::Table;
 
