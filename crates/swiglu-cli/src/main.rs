@@ -36,7 +36,7 @@ Environment:
   SWIGLU_CUDA_LIBRARY_PATH    Directories where CUDA's libraries are looked for first
   SWIGLU_CACHE_DIR            Where compiled kernels are kept [default: swiglu in the user's cache]
   SWIGLU_CACHE_READ_ONLY_DIR  Where kernels are looked for first: what `kernels build` made
-  SWIGLU_TUNING_DIR           Where measurements of plans are kept [default: in the user's data]
+  SWIGLU_TUNING_DIR           Where measurements are kept [default: in the user's data]
   SWIGLU_LAB_LOCK_DIR         Where runs of the lab keep each other out [default: temporary files]
   SWIGLU_LAB_EXECUTOR         What the script of a job tells the run that it starts
 
@@ -69,14 +69,14 @@ enum Verb {
     Bench(Box<verbs::bench::BenchArgs>),
     /// Show how a problem would be computed and what it costs at least; measure where its time goes
     Explain(Box<verbs::explain::ExplainArgs>),
-    /// Measure every way of computing a layer on a CUDA device, for plans to follow
+    /// Measure a CUDA device's rates, once, and every way of computing a layer on it, for plans to follow
     Tune(Box<verbs::tune::TuneArgs>),
     /// Compile the kernels of CUDA devices: show what comes out, or fill a cache
     Kernels(verbs::kernels::KernelsArgs),
     /// Experiments against other libraries: run them, list what their records say
     Lab(verbs::lab::LabArgs),
-    /// Show this program, processor and what is available
-    Info,
+    /// Show this program, processor and what is available; measure what CUDA devices can do
+    Info(verbs::info::InfoArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell the script is for
@@ -95,7 +95,7 @@ impl Verb {
             Verb::Tune(args) => verbs::tune::tune(args, terminal),
             Verb::Kernels(args) => verbs::kernels::kernels(args, terminal),
             Verb::Lab(args) => verbs::lab::lab(args, terminal),
-            Verb::Info => verbs::info::info(terminal),
+            Verb::Info(args) => verbs::info::info(args, terminal),
             Verb::Completions { shell } => completions(*shell, terminal),
         }
     }

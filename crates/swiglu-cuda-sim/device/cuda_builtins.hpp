@@ -120,6 +120,16 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
+// A counter that grows with time.
+inline long long clock64() {
+#if defined(__x86_64__)
+  return static_cast<long long>(__builtin_ia32_rdtsc());
+#else
+  long long ticks;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+  return ticks;
+#endif
+}
 inline void __syncthreads() { sim_syncthreads(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { sim_syncwarp(mask); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }

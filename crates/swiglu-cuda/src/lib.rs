@@ -4,6 +4,7 @@
 //! Building needs no CUDA. Libraries are looked for when a [`Cuda`] is made or a kernel compiled;
 //! what is missing is a typed error ([`CudaError`]) that lists where it was looked for.
 
+mod calibrate;
 pub mod ceilings;
 mod conformance;
 mod device;
@@ -31,6 +32,7 @@ pub use layers::{
     DeviceKeptMut, DeviceMlpParams, GatedLinear, GatedLinearKind, HostSaved, Layer, Mlp, MlpKind,
     expect_quantized, quantized_tokens, quantized_types,
 };
+pub use plan::calibration::{Calibrated, Calibration, Rate};
 pub use plan::{Candidate, CudaOptions, Target, Ways, expect_row_steps, tuning};
 
 // Tests inside and outside of this crate open their device in the same way.

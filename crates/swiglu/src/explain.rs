@@ -56,8 +56,8 @@ pub struct Explanation {
     /// Of a backward pass what each policy keeps for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keeps: Vec<Keeping>,
-    /// What was found of measurements, and why a record of them is not used; that kernels were compiled without
-    /// optimisation, and what to do.
+    /// What was found of measurements, and why a record of them is not used; whether the rates of a CUDA device were measured;
+    /// that kernels were compiled without optimisation, and what to do.
     pub notes: Vec<String>,
     /// Floating-point operations, a multiply-add counted as two.
     pub flops: f64,

@@ -3,20 +3,30 @@
 use std::io::Write;
 use std::path::Path;
 
+use clap::Args;
 use serde_json::{Value, json};
 use swiglu::Isa;
 use swiglu_cuda::jit::{self, cache::CacheOptions, cache::KernelCache};
 use swiglu_cuda::library::{self, Library};
-use swiglu_cuda::{Cuda, CudaError, cublaslt_version};
+use swiglu_cuda::{Calibrated, Calibration, Cuda, CudaError, Rate, cublaslt_version};
 use swiglu_lab::DeviceKind;
 use swiglu_lab::record::Machine;
 
+use crate::table::number;
 use crate::terminal::{Terminal, Verdict, shown};
 
-pub(crate) fn info(terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// Measure the rates of each CUDA device, about a second each, for plans to follow: bandwidth, clock under load, L2, a
+    /// launch and a barrier of the grid, beside what is expected. They are kept where `tune` keeps measurements
+    #[arg(long)]
+    probe: bool,
+}
+
+pub(crate) fn info(args: &InfoArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     let mut lines = Vec::new();
     let mut document = processor(&mut lines)?;
-    document["cuda"] = cuda(&mut lines);
+    document["cuda"] = cuda(args.probe, &mut lines);
     terminal.print(&document, |_, terminal| {
         for (name, value) in lines {
             let value = if value.is_empty() { "unknown" } else { &value };
@@ -87,11 +97,14 @@ fn caches() -> Vec<[String; 3]> {
     (0..8).filter_map(cache).filter(|[_, kind, _]| kind != "Instruction").collect()
 }
 
-fn cuda(lines: &mut Lines) -> Value {
+fn cuda(probe: bool, lines: &mut Lines) -> Value {
     let mut said = Vec::new();
     let (devices, none) = match Cuda::device_count() {
         Ok(0) => (Vec::new(), Some(CudaError::NoDevice.to_string())),
-        Ok(count) => ((0..count).map(|ordinal| device(ordinal, &mut said)).collect(), None),
+        Ok(count) => {
+            let device = |ordinal| device(ordinal, probe, &mut said);
+            ((0..count).map(device).collect(), None)
+        }
         Err(error) => (Vec::new(), Some(brief(&error))),
     };
     said.extend(none.iter().map(|why| format!("no device: {why}")));
@@ -120,7 +133,7 @@ fn cuda(lines: &mut Lines) -> Value {
 }
 
 /// A device, or why it cannot be used.
-fn device(ordinal: usize, said: &mut Vec<String>) -> Value {
+fn device(ordinal: usize, probe: bool, said: &mut Vec<String>) -> Value {
     let cuda = match Cuda::new(ordinal) {
         Ok(cuda) => cuda,
         Err(error) => {
@@ -137,7 +150,47 @@ fn device(ordinal: usize, said: &mut Vec<String>) -> Value {
     ));
     let mut document = json!(f);
     document["arch"] = json!(arch);
+    if probe {
+        document["probe"] = measured(&cuda, said);
+    }
+    document["rates"] = json!(cuda.calibration());
     document
+}
+
+/// What came of measuring a device; what it can do is said beside what is expected.
+fn measured(cuda: &Cuda, said: &mut Vec<String>) -> Value {
+    match cuda.calibrate() {
+        Ok(Calibrated { rates, kept, .. }) => {
+            said.extend(rate_lines(&rates));
+            said.push(match &kept {
+                Ok(path) => format!("rates kept in {}", path.display()),
+                Err(why) => why.to_string(),
+            });
+            json!({ "kept": kept.as_ref().ok().map(shown), "why": kept.err().map(|e| e.to_string()) })
+        }
+        Err(error) => {
+            said.push(format!("its rates were not measured: {error}"));
+            json!({ "kept": null, "why": error.to_string() })
+        }
+    }
+}
+
+/// A line of each rate, in units that people read.
+fn rate_lines(rates: &Calibration) -> impl Iterator<Item = String> {
+    let units = [(1e-9, "GB/s"), (1e-6, "MHz"), (1.0, "bytes per cycle"), (1e6, "µs"), (1e6, "µs")];
+    rates.each().into_iter().zip(units).map(|((name, rate), (scale, unit))| {
+        let Rate { prior, measured, refused, .. } = rate;
+        let value = |value: f64| number(value * scale);
+        match (measured, refused) {
+            (Some(measured), _) => {
+                format!("{name} {} {unit}, expected {}", value(*measured), value(*prior))
+            }
+            (None, why) => {
+                let why = why.as_deref().unwrap_or("not measured");
+                format!("{name} expected {} {unit}: {why}", value(*prior))
+            }
+        }
+    })
 }
 
 /// A library's line, and its part of the document.

@@ -1,5 +1,6 @@
 //! Work that is captured once and launched as one unit.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
@@ -55,6 +56,22 @@ struct Capture<'a> {
     _noted: RwLockReadGuard<'static, ()>,
 }
 
+thread_local! {
+    /// Captures that this thread has begun and not ended.
+    static BEGUN: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Refuses, in a capture of ours by this thread, what no stream can do meanwhile.
+///
+/// # Errors
+/// [`CudaError::Capture`].
+pub(crate) fn expect_no_capture(what: &str, hint: &'static str) -> Result<()> {
+    match BEGUN.get() {
+        0 => Ok(()),
+        _ => Err(CudaError::Capture { what: what.to_owned(), hint }),
+    }
+}
+
 impl<'a> Capture<'a> {
     fn begin(stream: &'a Stream) -> Result<Self> {
         let handle = stream.enter()?;
@@ -76,11 +93,13 @@ impl<'a> Capture<'a> {
             stream.raw_stream().end_log();
             return Err(why);
         }
+        BEGUN.set(BEGUN.get() + 1);
         Ok(Self { stream, ended: false, _noted: noted })
     }
 
     fn end(&mut self) -> Result<Graph> {
         self.ended = true;
+        BEGUN.set(BEGUN.get() - 1);
         let (cuda, raw_stream) = (self.stream.cuda(), self.stream.raw_stream());
         let mut raw: CUgraph = std::ptr::null_mut();
         let bound = cuda.bind();

@@ -8,6 +8,7 @@ pub(crate) mod gate;
 pub(crate) mod gated_gemm;
 mod mma_gated_gemm;
 pub(crate) mod obstacle;
+pub(crate) mod probe;
 mod raster;
 pub(crate) mod ring;
 mod simt_gated_gemm;
@@ -61,6 +62,7 @@ pub fn registry(arch: Arch) -> Vec<NamedVariant> {
     all.extend(DType::ALL.into_iter().flat_map(decode_mlp::variants));
     all.extend(DType::ALL.into_iter().flat_map(fill_rows::variants));
     all.extend(DType::ALL.into_iter().flat_map(sums::variants));
+    all.extend(probe::variants());
     all
 }
 

@@ -189,7 +189,7 @@ impl<K, T: Element> Layer<K, T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        let (planner, steps) = (Planner::of(&self.cuda), self.choose(m));
+        let (planner, steps) = (self.whole.planner(&self.cuda), self.choose(m));
         let reason = match self.asked {
             Asked::Path(path) => {
                 let (to_h, why) = self.whole.choose(planner, m);
@@ -238,7 +238,7 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     fn of_choices(&self, choices: &Choices, m: usize) -> Steps {
-        choices.get(Planner::of(&self.cuda), m).of(self.problem.op)
+        choices.get(choices.planner(&self.cuda), m).of(self.problem.op)
     }
 
     /// The steps to h, then cuBLASLt: what takes every x, and weights however they lie.

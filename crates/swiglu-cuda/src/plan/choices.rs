@@ -8,6 +8,7 @@ use super::algorithm::{Algorithm, Steps};
 use super::by_tokens::ByTokens;
 use super::planner::Planner;
 use super::{Why, choose_for, of_pass};
+use crate::device::context::Cuda;
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::Kernel;
 use crate::kernels::obstacle::Obstacle;
@@ -65,11 +66,23 @@ pub(crate) struct Choices {
     path: Option<Path>,
     lent: Option<Lent>,
     steps: ByTokens<Steps>,
+    /// Of the planner that chooses, whatever planners have followed it.
+    generation: usize,
 }
 
 impl Choices {
-    pub(super) fn new(problem: &Problem, path: Option<Path>, lent: Option<Lent>) -> Self {
-        Self { problem: problem.with_m(0), path, lent, steps: ByTokens::new() }
+    pub(super) fn new(
+        problem: &Problem,
+        path: Option<Path>,
+        lent: Option<Lent>,
+        generation: usize,
+    ) -> Self {
+        Self { problem: problem.with_m(0), path, lent, steps: ByTokens::new(), generation }
+    }
+
+    /// The planner that chooses: one while the layers live, so that what they have prepared is what they launch.
+    pub(crate) fn planner<'a>(&self, cuda: &'a Cuda) -> &'a Planner {
+        Planner::at(cuda, self.generation)
     }
 
     pub(super) fn is_of(&self, problem: &Problem, path: Option<Path>, lent: Option<Lent>) -> bool {

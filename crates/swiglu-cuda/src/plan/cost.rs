@@ -28,12 +28,6 @@ const FMA: f64 = 256.0;
 /// Of [`FMA`], our kernel and cuBLAS: to be measured.
 const SIMT_SHARE: f64 = 0.5;
 const CUBLAS_FMA_SHARE: f64 = 0.85;
-/// Bytes per cycle that L2 gives all SMs together: fitted on an H200.
-/// Published measurements of 4 KB (arXiv 2402.13499) make every small tile far too slow.
-const L2_BYTES: f64 = 12000.0;
-/// Seconds from a launch behind another to the first instruction, and from the last one to the
-/// next launch: fitted on an H200.
-const LAUNCH: f64 = 1.7e-6;
 /// Cycles until the first tile's operands have come: fitted on an H200.
 const FILL: f64 = 400.0;
 /// Cycles per result of the epilogue: an exponential and a reciprocal at 16 per cycle, and as long
@@ -138,7 +132,7 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     // Rows that do not exist are not fetched.
     let fetched = rows.min(problem.m) as f64 + 2.0 * columns as f64 / form.share as f64;
     let operands = fetched * problem.hidden as f64 / form.split as f64 * size;
-    let from_l2 = operands * running / L2_BYTES;
+    let from_l2 = operands * running / machine.l2;
     let results = (rows * columns) as f64;
     let mut epilogue = results / form.split as f64 * ACTIVATION * together;
     if form.split > 1 {
@@ -157,7 +151,7 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
         false => waves * bound_by([multiply + epilogue, from_l2]),
     };
     let once = problem.with_op(Op::GatedLinear).compulsory_bytes();
-    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, machine.stream(once)])
+    machine.launch + FILL / machine.clock + bound_by([cycles / machine.clock, machine.stream(once)])
 }
 
 /// Seconds of a product `[m, k]` by `[k, n]` by cuBLASLt, which has tiles for every shape and splits
@@ -183,13 +177,13 @@ fn product(
         let waves = if waves > 1.0 { waves.ceil() } else { waves.max(0.5) };
         // Two blocks share a column of weights.
         let operands = (rows.min(m) + columns / 2.0) * k * size;
-        let from_l2 = operands * tiles.min(machine.multiprocessors) / L2_BYTES;
+        let from_l2 = operands * tiles.min(machine.multiprocessors) / machine.l2;
         waves * bound_by([2.0 * rows * columns * k / rate, from_l2])
     };
     let shapes = [[128.0, 256.0], [128.0, 128.0], [64.0, 128.0], [16.0, 128.0]];
     let cycles = shapes.into_iter().map(cycles).fold(f64::INFINITY, f64::min);
     let traffic = machine.stream((m * k + k * n) * size) + results;
-    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
+    machine.launch + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
 }
 
 /// Seconds that cuBLASLt takes longer for a down projection of few tokens, which it splits along k: fitted
@@ -213,10 +207,11 @@ pub(crate) fn skinny_down(problem: &Problem, machine: &Machine) -> f64 {
     // Of 16 of k shared memory gives 64 rows at 128 bytes per cycle, and then the tokens'.
     let multiply = (k.div_ceil(16) * (64 + tile_m)) as f64 * 32.0 / 128.0;
     let size = problem.dtype.size() as f64;
-    let from_l2 = ((m + tile_h) * k) as f64 * size * tiles.min(machine.multiprocessors) / L2_BYTES;
+    let from_l2 =
+        ((m + tile_h) * k) as f64 * size * tiles.min(machine.multiprocessors) / machine.l2;
     let cycles = waves * bound_by([multiply, from_l2]);
     let traffic = machine.stream((m * k + k * n + m * n) as f64 * size);
-    LAUNCH + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
+    machine.launch + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
 }
 
 /// The unfused path of 16-bit types as a multiple of what follows from its form, up to 64 tokens, up to 256 and
@@ -251,7 +246,7 @@ pub(crate) fn products(stored: Stored, problem: &Problem, machine: &Machine, tf3
 pub(crate) fn elementwise(stored: Stored, problem: &Problem, machine: &Machine) -> f64 {
     let written = (problem.m * problem.intermediate * problem.dtype.size()) as f64;
     let moved = between(stored, problem, machine) + machine.stream(written);
-    beside_fused(problem) * (LAUNCH + moved)
+    beside_fused(problem) * (machine.launch + moved)
 }
 
 /// What a decode kernel takes as a multiple of the stream of its weights, and microseconds beside it, with
@@ -284,7 +279,7 @@ pub(crate) fn decode(
     let times = match decode.design() {
         // One SM, 64 bytes per cycle.
         Design::Sequential => {
-            return LAUNCH + problem.compulsory_bytes() / (64.0 * machine.clock);
+            return machine.launch + problem.compulsory_bytes() / (64.0 * machine.clock);
         }
         Design::OneLaunch | Design::TwoLaunches => DECODE,
         Design::BulkOneLaunch => BULK_DECODE,
@@ -302,8 +297,13 @@ pub(crate) fn decode(
     let share =
         if by_lanes && problem.quantized.is_some() { share * UNPACKED_BY_LANES } else { share };
     let two = decode.design() == Design::TwoLaunches && !limits.programmatic;
-    let launch = if two { LAUNCH } else { 0.0 };
-    launch + microseconds * 1e-6 + share * machine.stream(problem.compulsory_bytes())
+    let launch = if two { machine.launch } else { 0.0 };
+    // The launch and the barrier that the microseconds were fitted with are in them.
+    let mut beside = machine.slower_launches();
+    if decode.design().has_meetings() {
+        beside += machine.slower_barriers();
+    }
+    launch + microseconds * 1e-6 + beside + share * machine.stream(problem.compulsory_bytes())
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What the cost model knows of a device.
+//! What the cost model knows of a device: every rate is a field, which follows from the driver's facts and the architecture
+//! ([`Machine::new`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,15 @@ pub(crate) struct Machine {
     pub(crate) mma_share: f64,
     /// Bytes of shared memory that the blocks of an SM divide.
     pub(crate) shared: usize,
+    /// Bytes per cycle that L2 gives all SMs together.
+    pub(crate) l2: f64,
+    /// Bytes per cycle in which a kernel writes to L2 what the next one reads there.
+    pub(crate) kept: f64,
+    /// Seconds from a launch behind another to the first instruction, and from the last one to the
+    /// next launch.
+    pub(crate) launch: f64,
+    /// Seconds of a barrier of the whole grid.
+    pub(crate) barrier: f64,
 }
 
 /// All that estimates are made from, beside the problem.
@@ -60,7 +70,15 @@ impl From<&DeviceFacts> for Rates {
 /// then within 5.5 % (root mean square, without [`BESIDE_FUSED`]; 6.9 % as if all came from memory). Of
 /// f32 sums it was not fitted.
 const KEPT_SHARE: f64 = 0.5;
-const KEPT_BYTES: f64 = 6000.0;
+pub(super) const KEPT_BYTES: f64 = 6000.0;
+/// Bytes per cycle that L2 gives all SMs together: fitted on an H200.
+/// Published measurements of 4 KB (arXiv 2402.13499) make every small tile far too slow.
+pub(super) const L2_BYTES: f64 = 12000.0;
+/// Seconds of a launch behind another: fitted on an H200.
+pub(super) const LAUNCH: f64 = 1.7e-6;
+/// Seconds of a barrier of the grid, the middle of what `decode_mlp.cu` expects of it, 0.8 to 1.5 µs. What decode kernels
+/// take beside the stream of weights was fitted with it in it.
+pub(super) const BARRIER: f64 = 1.15e-6;
 /// Share of the memory's nominal rate that a stream of reads reaches: fitted on an H200.
 pub(super) const MEMORY_SHARE: f64 = 0.85;
 /// Share of the greatest clock that remains where tensor cores are busy with random data, because of
@@ -92,7 +110,21 @@ impl Machine {
             mma_share,
             // A block may have all but the 1024 bytes that each takes beside its own.
             shared: rates.shared_bytes_optin + BESIDE_SHARED,
+            l2: L2_BYTES,
+            kept: KEPT_BYTES,
+            launch: LAUNCH,
+            barrier: BARRIER,
         }
+    }
+
+    /// What launches take longer than those that decode kernels were fitted with, seconds.
+    pub(super) fn slower_launches(&self) -> f64 {
+        self.launch - LAUNCH
+    }
+
+    /// The same of a barrier of the grid.
+    pub(super) fn slower_barriers(&self) -> f64 {
+        self.barrier - BARRIER
     }
 
     /// Seconds for these bytes from memory.
@@ -103,7 +135,7 @@ impl Machine {
     /// Seconds in which one kernel writes these bytes, or the next one reads them.
     pub(super) fn pass_on(&self, bytes: f64) -> f64 {
         match bytes <= self.cache * KEPT_SHARE {
-            true => bytes / (KEPT_BYTES * self.clock),
+            true => bytes / (self.kept * self.clock),
             false => self.stream(bytes),
         }
     }

@@ -1,7 +1,9 @@
 //! Which steps compute a problem, each by which algorithm: from the numbers alone.
 
 mod algorithm;
+mod basis;
 mod by_tokens;
+pub(crate) mod calibration;
 mod choices;
 mod cost;
 mod machine;

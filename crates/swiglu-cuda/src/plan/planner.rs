@@ -3,10 +3,12 @@
 
 use std::panic::UnwindSafe;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
 
 use swiglu_core::{Path, Problem};
 
+use super::basis::{Basis, Subject};
+use super::calibration::{Calibrated, Calibration, Reading};
 use super::choices::{Choices, Lent};
 use super::machine::{Machine, Model, Rates};
 use super::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
@@ -58,29 +60,58 @@ impl CudaOptions {
     }
 }
 
-pub(super) type ReadTuning = Box<dyn FnOnce() -> Tuning + Send + UnwindSafe>;
+pub(super) type ReadBasis = Box<dyn FnOnce() -> Basis + Send + UnwindSafe>;
 
-/// A device's planner. It is made with the device, and what it plans never changes.
+/// What is attached to a device: its planners.
+struct Attached {
+    subject: Subject,
+    first: Planner,
+    /// Held while the device is measured: two that measure at once would measure each other.
+    measuring: Mutex<()>,
+}
+
+impl Attached {
+    fn of(cuda: &Cuda) -> &Self {
+        cuda.attached()
+    }
+
+    /// In the order in which they were made.
+    fn planners(&self) -> impl Iterator<Item = &Planner> {
+        std::iter::successors(Some(&self.first), |planner| Some(&**planner.next.get()?))
+    }
+
+    fn latest(&self) -> &Planner {
+        self.planners().last().unwrap_or(&self.first)
+    }
+}
+
+/// A device's planner. It is made with the device, and what it plans never changes: when the device is measured, another
+/// follows it, for layers that are made from then on.
 pub(crate) struct Planner {
     arch: Arch,
-    model: Model,
+    limits: Limits,
     /// Read when the first plan asks: a program that computes nothing here does not wait for it.
-    tuning: LazyLock<Tuning, ReadTuning>,
+    basis: LazyLock<Basis, ReadBasis>,
     /// Whether plans leave out the kernels of one architecture.
     pub(crate) portable_kernels: bool,
     /// Those of the layers that there are.
     choices: Mutex<Vec<Weak<Choices>>>,
+    /// Planners before it.
+    generation: usize,
+    next: OnceLock<Box<Planner>>,
 }
 
 impl Planner {
     pub(super) fn new(
         arch: Arch,
-        model: Model,
-        tuning: ReadTuning,
+        limits: Limits,
+        basis: ReadBasis,
         portable_kernels: bool,
+        generation: usize,
     ) -> Self {
-        let (tuning, choices) = (LazyLock::new(tuning), Mutex::default());
-        Self { arch, model, tuning, portable_kernels, choices }
+        let (choices, next) = Default::default();
+        let basis = LazyLock::new(basis);
+        Self { arch, limits, basis, portable_kernels, choices, generation, next }
     }
 
     /// What kernels are compiled for.
@@ -88,22 +119,29 @@ impl Planner {
         self.arch
     }
 
+    /// The planner for what is made now.
     pub(crate) fn of(cuda: &Cuda) -> &Self {
-        cuda.attached()
+        Attached::of(cuda).latest()
+    }
+
+    /// The planner for what was made when there were so many before it.
+    pub(super) fn at(cuda: &Cuda, generation: usize) -> &Self {
+        let attached = Attached::of(cuda);
+        attached.planners().nth(generation).unwrap_or(&attached.first)
     }
 
     /// What the decode kernels need to know of the device.
     pub(crate) fn limits(&self) -> &Limits {
-        &self.model.limits
+        &self.limits
     }
 
     /// What the cost model knows of the device.
     pub(crate) fn model(&self) -> &Model {
-        &self.model
+        &self.basis.model
     }
 
     pub(crate) fn tuning(&self) -> &Tuning {
-        &self.tuning
+        &self.basis.tuning
     }
 
     /// What is chosen for layers of this problem, whatever its number of tokens: one for all that are the same.
@@ -117,7 +155,7 @@ impl Planner {
         let mut all = self.choices.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().filter_map(Weak::upgrade).find(|c| c.is_of(problem, path, lent));
         known.unwrap_or_else(|| {
-            let new = Arc::new(Choices::new(problem, path, lent));
+            let new = Arc::new(Choices::new(problem, path, lent, self.generation));
             all.retain(|choices| choices.strong_count() > 0);
             all.push(Arc::downgrade(&new));
             new
@@ -153,22 +191,68 @@ impl Cuda {
         };
         Self::open(&opening, |context, facts, arch| {
             let disabled = tuning.disabled || *portable_kernels;
-            let tuning = TuningOptions { dir: tuning.directory(), disabled };
-            let of = facts.clone();
+            let limits = Limits::new(context, facts, arch);
             let model = Model {
                 machine: Machine::new(&Rates::from(facts), facts.sm_count, arch),
-                limits: Limits::new(context, facts, arch),
+                limits,
                 tf32: *tf32,
             };
-            let tuning: ReadTuning = Box::new(move || Tuning::load(&tuning, &of, arch, &model));
-            Planner::new(arch, model, tuning, *portable_kernels)
+            let tuning = TuningOptions { dir: tuning.directory(), disabled };
+            let subject = Subject { facts: facts.clone(), arch, model, tuning };
+            let of = subject.clone();
+            let basis: ReadBasis = Box::new(move || of.basis(None));
+            let first = Planner::new(arch, limits, basis, *portable_kernels, 0);
+            Attached { subject, first, measuring: Mutex::default() }
         })
     }
 
-    /// What was found of measurements that plans are chosen by, and why a record is not used. None
-    /// of it is an error: without a record a cost model chooses.
+    /// What was found of measurements that plans are chosen by, and why a record is not used; at the end whether the rates
+    /// that they are estimated with were measured. None of it is an error: without a record a cost model chooses.
     pub fn tuning_notes(&self) -> &[String] {
-        Planner::of(self).tuning.notes()
+        &Planner::of(self).basis.notes
+    }
+
+    /// The rates that plans which are made now are estimated with, and which of them were measured. It measures nothing.
+    pub fn calibration(&self) -> &Calibration {
+        &Planner::of(self).basis.calibration
+    }
+
+    /// What was measured of a device like this one and kept in the directory of `options`, if it is whole and of the same
+    /// clocks, SMs and driver.
+    pub fn kept_calibration(&self, options: &TuningOptions) -> Option<Calibration> {
+        let subject = &Attached::of(self).subject;
+        let (_, readings) = subject.read(options).ok()??;
+        Some(subject.calibration(Some(&readings)))
+    }
+
+    /// Has plans made from now on by what `measure` finds, and keeps that. Layers that there are stay with the planner that
+    /// they were made by.
+    pub(crate) fn recalibrate(
+        &self,
+        options: Option<&TuningOptions>,
+        measure: impl FnOnce() -> Result<Calibration<Reading>>,
+    ) -> Result<Calibrated> {
+        let Attached { subject, measuring, .. } = Attached::of(self);
+        let _one = measuring.lock().unwrap_or_else(PoisonError::into_inner);
+        let readings = measure()?;
+        let latest = Planner::of(self);
+        // It is not to find what is kept now.
+        LazyLock::force(&latest.basis);
+        let options = options.unwrap_or(&subject.tuning);
+        let replaced = subject.read(options).err().map(|(_, refusal)| refusal);
+        let kept = subject.keep(options, &readings);
+        let of = subject.clone();
+        let rates = subject.calibration(Some(&readings));
+        let next = Planner::new(
+            latest.arch,
+            latest.limits,
+            Box::new(move || of.basis(Some(&readings))),
+            latest.portable_kernels,
+            latest.generation + 1,
+        );
+        // The lock is held: nobody else has set it.
+        let _ = latest.next.set(Box::new(next));
+        Ok(Calibrated { rates, kept, replaced })
     }
 
     /// Keeps measurements of this device for the plans of processes to come: adds them to the record
@@ -187,7 +271,7 @@ impl Cuda {
             return Err(NotKept { path: "~".into(), why });
         };
         // Plans of this device stay what they are.
-        LazyLock::force(&Planner::of(self).tuning);
+        LazyLock::force(&Planner::of(self).basis);
         let subject = tuning::Subject::here(self.facts(), self.arch());
         let rates = Rates::from(self.facts());
         tuning::keep(&dir, subject, self.facts().driver_version, rates, entries)

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use swiglu_core::{Op, Path, Problem};
 
+use super::basis::Basis;
+use super::calibration::Calibration;
 use super::machine::{Machine, Model, Rates};
 use super::tuning::{self, Record, Tuning};
 use super::{Planner, Steps, best_kernel, choose, decoded_because, of_pass};
@@ -121,13 +123,14 @@ fn of_h(problem: &Problem) -> Problem {
 }
 
 fn planner(arch: Arch, facts: DeviceFacts) -> Planner {
-    let model = Model {
-        machine: Machine::new(&Rates::from(&facts), facts.sm_count, arch),
-        limits: Limits::of_arch(arch, &facts, true),
-        tf32: false,
-    };
-    let tuning = move || Tuning::of_shipped(&facts, arch, &model);
-    Planner::new(arch, model, Box::new(tuning), false)
+    let (rates, limits) = (Rates::from(&facts), Limits::of_arch(arch, &facts, true));
+    let machine = Machine::new(&rates, facts.sm_count, arch);
+    let model = Model { machine, limits, tf32: false };
+    // Nothing was measured of it.
+    let calibration = Calibration::new(&rates, facts.sm_count, None);
+    let tuning = move |model: &Model| Tuning::of_shipped(&facts, arch, model);
+    let basis = move || Basis::new(model, calibration, String::new(), tuning);
+    Planner::new(arch, limits, Box::new(basis), false, 0)
 }
 
 fn facts(arch: Arch, sm_count: u32, name: String, rates: &Rates) -> DeviceFacts {

@@ -75,7 +75,7 @@ impl Design {
     }
 
     /// Whether its blocks wait for each other, so that all of them must run at once.
-    fn has_meetings(self) -> bool {
+    pub(crate) fn has_meetings(self) -> bool {
         match self {
             Design::OneLaunch | Design::BulkOneLaunch | Design::BulkOneLaunchWide => true,
             Design::TwoLaunches | Design::HeldLaunches | Design::Sequential => false,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::arch::Arch;
-use crate::plan::machine::{CLOCK_SHARE, MEMORY_SHARE};
+use crate::plan::machine::{BARRIER, CLOCK_SHARE, KEPT_BYTES, L2_BYTES, LAUNCH, MEMORY_SHARE};
 use swiglu_core::{Activation, Numerics, Orientation, WeightLayout};
 
 fn unfused(stored: Stored, problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
@@ -18,6 +18,10 @@ const HOPPER: Machine = Machine {
     tensor: 4096.0,
     mma_share: 0.62,
     shared: 228 << 10,
+    l2: L2_BYTES,
+    kept: KEPT_BYTES,
+    launch: LAUNCH,
+    barrier: BARRIER,
 };
 
 const SHAPE: Shape =
@@ -162,15 +166,7 @@ fn portable_choices_follow_the_measurements() {
 /// What was the fastest of the forms without clusters on an H200, or within 6 % of it.
 #[test]
 fn choices_without_a_record_follow_the_measurements() {
-    let machine = Machine {
-        multiprocessors: 132.0,
-        clock: 1.98e9 * CLOCK_SHARE,
-        memory: 4.8e12 * MEMORY_SHARE,
-        cache: 50e6,
-        tensor: 4096.0,
-        mma_share: 0.62,
-        shared: 228 << 10,
-    };
+    let machine = Machine { clock: 1.98e9 * CLOCK_SHARE, memory: 4.8e12 * MEMORY_SHARE, ..HOPPER };
     for (m, k, h, fastest) in [
         (16384, 2048, 4096, "sm90_gated_gemm 128x96 ping-pong"),
         (4096, 4096, 14336, "sm90_gated_gemm 128x96 ping-pong"),

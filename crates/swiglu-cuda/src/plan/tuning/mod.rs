@@ -23,6 +23,7 @@ use crate::device::context::DeviceFacts;
 use crate::device::files;
 use crate::kernels::decode_mlp::MOST_TOKENS;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
+pub(super) use record::{hash_of, seal, unseal};
 pub(crate) use table::Near;
 use table::Table;
 
@@ -96,9 +97,14 @@ impl TuningOptions {
 
 /// `nvidia-h200-sm_90a.json`: devices of one kind share a record.
 fn file_name(subject: &Subject) -> String {
+    format!("{}.json", file_stem(&subject.device, subject.arch))
+}
+
+/// What files about a kind of device are called.
+pub(super) fn file_stem(device: &str, arch: Arch) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    let device: String = subject.device.chars().map(plain).collect();
-    format!("{device}-{}.json", subject.arch)
+    let device: String = device.chars().map(plain).collect();
+    format!("{device}-{arch}")
 }
 
 /// Measurements in order of preference, and what was said when they were looked for.

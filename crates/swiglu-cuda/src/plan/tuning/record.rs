@@ -1,12 +1,13 @@
 //! What was measured on a device: every way of computing a problem, also those that were refused.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use swiglu_core::{Op, Problem};
 
 use crate::device::arch::Arch;
 use crate::device::context::DeviceFacts;
-use crate::device::jit::headers_of;
+use crate::device::jit::{KernelFile, headers_of};
 use crate::kernels::{elementwise, gated_gemm};
 use crate::plan::Steps;
 use crate::plan::machine::Rates;
@@ -169,8 +170,13 @@ impl Subject {
     }
 }
 
-/// The device files of the ways, with every header that they include: their code, as comments take no time.
+/// The device files of the ways.
 fn source_hash() -> String {
+    hash_of(gated_gemm::files().into_iter().chain([elementwise::forward_file()]))
+}
+
+/// Device files with every header that they include: their code, as comments take no time.
+pub(in crate::plan) fn hash_of(files: impl Iterator<Item = &'static KernelFile>) -> String {
     let mut hash = Sha256::new();
     let mut text = |name: &str, contents: &str| {
         for text in [name, &code_of(contents)] {
@@ -178,7 +184,7 @@ fn source_hash() -> String {
             hash.update(text.as_bytes());
         }
     };
-    for file in gated_gemm::files().into_iter().chain([elementwise::forward_file()]) {
+    for file in files {
         text(file.name(), file.text());
         headers_of(file).into_iter().for_each(|(name, contents)| text(name, contents));
     }
@@ -204,7 +210,7 @@ fn hex(hash: Sha256) -> String {
     hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A file is one JSON object: a digest, and the record whose text it is of.
+/// A file is one JSON object: a digest, and the record, or what else was measured, whose text it is of.
 const HEAD: &str = "{\"digest\": \"";
 const MIDDLE: &str = "\",\n\"record\": ";
 const TAIL: &str = "}\n";
@@ -217,6 +223,30 @@ fn digest(body: &str) -> String {
 #[derive(Deserialize)]
 struct Version {
     schema: u32,
+}
+
+/// The text of a file.
+pub(in crate::plan) fn seal(body: &str) -> String {
+    format!("{HEAD}{}{MIDDLE}{body}{TAIL}", digest(body))
+}
+
+/// What a file has, if it is whole and of this version.
+pub(in crate::plan) fn unseal<T: DeserializeOwned>(text: &str) -> Result<T, Refusal> {
+    let parts = text.strip_prefix(HEAD).and_then(|rest| rest.split_once(MIDDLE));
+    let parts = parts.and_then(|(digest, rest)| Some((digest, rest.strip_suffix(TAIL)?)));
+    let Some((expected, body)) = parts else {
+        return Err(Refusal::Damaged("no digest and record in it".into()));
+    };
+    if digest(body) != expected {
+        return Err(Refusal::Damaged("its digest does not match".into()));
+    }
+    let damaged = |e: serde_json::Error| Refusal::Damaged(e.to_string());
+    // Before the fields: another version may have others.
+    let Version { schema } = serde_json::from_str(body).map_err(damaged)?;
+    if schema != SCHEMA {
+        return Err(Refusal::Schema { given: schema });
+    }
+    serde_json::from_str(body).map_err(damaged)
 }
 
 impl Record {
@@ -244,26 +274,12 @@ impl Record {
         let (head, tail) = rest.split_at(rest.len() - "]}".len());
         let lines: Result<Vec<_>, _> = self.entries.iter().map(serde_json::to_string).collect();
         let body = format!("{head}\n{}\n{tail}", lines?.join(",\n"));
-        Ok(format!("{HEAD}{}{MIDDLE}{body}{TAIL}", digest(&body)))
+        Ok(seal(&body))
     }
 
     /// A record that is whole.
     pub(super) fn parse(text: &str) -> Result<Self, Refusal> {
-        let parts = text.strip_prefix(HEAD).and_then(|rest| rest.split_once(MIDDLE));
-        let parts = parts.and_then(|(digest, rest)| Some((digest, rest.strip_suffix(TAIL)?)));
-        let Some((expected, body)) = parts else {
-            return Err(Refusal::Damaged("no digest and record in it".into()));
-        };
-        if digest(body) != expected {
-            return Err(Refusal::Damaged("its digest does not match".into()));
-        }
-        let damaged = |e: serde_json::Error| Refusal::Damaged(e.to_string());
-        // Before the fields: another version may have others.
-        let Version { schema } = serde_json::from_str(body).map_err(damaged)?;
-        if schema != SCHEMA {
-            return Err(Refusal::Schema { given: schema });
-        }
-        serde_json::from_str(body).map_err(damaged)
+        unseal(text)
     }
 
     /// The rates of the device it was measured on, where that is one like `here`: as many SMs of the same architecture.
