@@ -1,5 +1,4 @@
-//! `swiglu tune`: every way of computing a layer on a CUDA device, measured, for plans to follow; before that the device's
-//! rates, unless that was done.
+//! `swiglu tune`: every way of computing a layer on a CUDA device, measured, for plans to follow.
 
 mod trials;
 
@@ -98,14 +97,6 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let options = TuningOptions { dir: args.out.clone(), disabled: false };
     // Nothing is measured that cannot be kept.
     let (record, refusal) = cuda.keep_tuning(&options, Vec::new())?;
-    let rates = match cuda.kept_calibration(&options) {
-        Some(rates) => rates,
-        None => {
-            let measured = cuda.calibrate_with(&options)?;
-            measured.kept?;
-            measured.rates
-        }
-    };
     // What will be tried, on all processors: one variant after the other would take most of the time.
     let target = Target::new(cuda.arch(), Some(cuda.facts().sm_count));
     let problems = cases.iter().filter_map(Case::problem);
@@ -120,15 +111,13 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let replaced = refusal.map(|refusal| refusal.to_string());
     let record = shown(record);
     let document = json!({
-        "device": device.to_string(), "rates": rates, "record": record, "replaced": replaced,
-        "entries": entries,
+        "device": device.to_string(), "record": record, "replaced": replaced, "entries": entries,
     });
     terminal.print(&document, |_, terminal| {
         entries.iter().try_for_each(|entry| show(entry, terminal))?;
         if let Some(replaced) = &replaced {
             writeln!(terminal, "the record that was there is replaced: {replaced}")?;
         }
-        writeln!(terminal, "{rates}")?;
         Ok(writeln!(terminal, "kept in {record}")?)
     })?;
     Ok(Verdict::from_passed(entries.iter().all(trials::is_sound)))

@@ -332,17 +332,7 @@ fn tuning_is_kept_and_followed() {
     let ended = end(command.args(tune).args(["--out", out]));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let report = ended.json();
-    // The device was measured first, and is not again.
-    let machine = || {
-        let files = std::fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().path());
-        files.filter(|path| path.to_string_lossy().ends_with(".machine.json")).collect::<Vec<_>>()
-    };
-    let [machine] = &machine()[..] else { panic!("{:?}", machine()) };
-    let changed = || std::fs::metadata(machine).unwrap().modified().unwrap();
-    let first = changed();
-    let again = end(on_device().unwrap().args(tune).args(["--out", out])).json();
-    assert_eq!((&again["rates"], changed()), (&report["rates"], first));
-    let trials = again["entries"][0]["trials"].as_array().unwrap();
+    let trials = report["entries"][0]["trials"].as_array().unwrap();
     let outcome = |name: &str| {
         let of = trials.iter().find(|t| t["way"] == name).unwrap();
         of["outcome"].as_str().unwrap().to_owned()
