@@ -7,6 +7,7 @@ pub(crate) mod fill_rows;
 pub(crate) mod gate;
 pub(crate) mod gated_gemm;
 mod mma_gated_gemm;
+pub(crate) mod mma_gemm;
 pub(crate) mod obstacle;
 mod raster;
 pub(crate) mod ring;
