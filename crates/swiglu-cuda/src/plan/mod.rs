@@ -1,6 +1,7 @@
 //! Which steps compute a problem, each by which algorithm: from the numbers alone.
 
 mod algorithm;
+mod backward;
 mod by_tokens;
 mod choices;
 mod cost;
