@@ -73,6 +73,21 @@ fn the_faster_way_is_planned_and_a_fused_one_where_it_is_asked_for() {
     }
 }
 
+/// Every step of both kinds of layer says what it is expected to take.
+#[test]
+fn every_step_has_a_time() {
+    let Some(cuda) = device(false) else { return };
+    for op in [Op::Mlp, Op::GatedLinear] {
+        let problem = block([300, 64, 96], DType::Bf16).with_op(op).with_bias(true);
+        let steps = cuda.candidates(&problem, None);
+        for step in steps.iter().filter(|step| step.chosen) {
+            assert!(step.predicted_us.is_some_and(|us| us > 0.0), "{op}: {step:?}");
+        }
+        let count = steps.iter().filter(|step| step.chosen).count();
+        assert_eq!(count, if op == Op::Mlp { 5 } else { 4 }, "{op}");
+    }
+}
+
 #[test]
 fn gradients_are_within_their_bounds() {
     let Some(cuda) = device(false) else { return };

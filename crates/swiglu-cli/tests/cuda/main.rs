@@ -282,6 +282,10 @@ fn explain_backward_has_an_algorithm_for_each_step() {
     let saving = document["saving"]["candidates"].as_array().expect("candidates");
     let decode = saving.iter().find(|c| c["name"] == "decode_mlp two launches").expect("a design");
     assert!(decode["reason"].as_str().is_some_and(|why| !why.is_empty()), "{document}");
+    for step in &steps {
+        let computes = step["chosen"] == true || step["name"] == "cublaslt + elementwise";
+        assert!(!computes || step["predicted_us"].as_f64() > Some(0.0), "{step}");
+    }
     // Rows that TMA does not write go through the kernel of every architecture, and values that no kernel has step by step.
     let cases =
         [("100", "bf16", "TMA", "mma_dgated_gemm"), ("96", "f32", "f32", "cublaslt + elementwise")];
@@ -293,7 +297,7 @@ fn explain_backward_has_an_algorithm_for_each_step() {
         assert!(reason.contains(why), "{reason}");
     }
     let text = swiglu(&[&size[..], &["--intermediate", "96"]].concat()).expect("as before").stdout;
-    for part in ["dw_down", "up is computed again by cublaslt; ", "meanwhile"] {
+    for part in ["dw_down", "expected ", "up is computed again by cublaslt; ", "meanwhile"] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }

@@ -1,4 +1,4 @@
-//! Plans of backward passes: every step, and by what it is computed.
+//! Plans of backward passes: every step, by what it is computed, and what that is expected to take.
 
 use swiglu_core::{Op, Orientation, Path, Plan, Problem};
 
@@ -44,34 +44,37 @@ impl Cuda {
         problem: &Problem,
         path: Option<Path>,
     ) -> Vec<Candidate> {
+        let model = Planner::of(self).model();
         let mut all = Vec::new();
         if problem.op == Op::Mlp {
             all.extend(self.of_gate_up(problem, path));
         } else {
             let why = "one pass over dh, gate and up".to_owned();
-            all.push(of_step("dgate, dup", "elementwise".into(), None, Ok(why)));
+            let seconds = cost::activation(problem, &model.machine);
+            all.push(of_step("dgate, dup", "elementwise".into(), Some(seconds), Ok(why)));
         }
-        let mut lt = |step: &str, reason: &str| {
-            all.push(of_step(step, "cublaslt".into(), None, Ok(reason.to_owned())));
+        let mut lt = |step: &str, seconds: f64, reason: &str| {
+            all.push(of_step(step, "cublaslt".into(), Some(seconds), Ok(reason.to_owned())));
         };
         let input = "one product over the weights of gate and up";
-        lt("dx", input);
+        lt("dx", cost::input(problem, model), input);
         let weights = match problem.layout.orientation {
             Orientation::OutIn => {
                 "one product for both where they lie one behind the other, else one for each"
             }
             Orientation::InOut => "one product for each",
         };
-        lt("dw_gate, dw_up", weights);
+        lt("dw_gate, dw_up", cost::gate_up_weights(problem, model), weights);
         if problem.op == Op::Mlp {
             let down = "one product with h, computed again";
-            lt("dw_down", down);
+            lt("dw_down", cost::down_weight(problem, model), down);
         }
         if problem.bias {
             let step =
                 if problem.op == Op::Mlp { "db_gate, db_up, db_down" } else { "db_gate, db_up" };
             let why = "sums of columns in one order".to_owned();
-            all.push(of_step(step, "column_sums".into(), None, Ok(why)));
+            let seconds = cost::biases(problem, &model.machine);
+            all.push(of_step(step, "column_sums".into(), Some(seconds), Ok(why)));
         }
         all
     }

@@ -3,7 +3,7 @@
 //! Products and kernels are those of the forward pass, with their constants; what differs has been measured on an H200 in bf16
 //! alone (docs/kernels/training-h200.txt).
 
-use swiglu_core::Problem;
+use swiglu_core::{Op, Orientation, Problem};
 
 use super::{ACTIVATION, Ends, LAUNCH, of_tiles, product};
 use crate::kernels::dgated_gemm::Kernel;
@@ -12,7 +12,8 @@ use crate::plan::machine::{Machine, Model};
 /// Cycles per result of the epilogue that differentiates, of which [`ACTIVATION`] is half: the exponential and the
 /// reciprocal are the same, there is twice as much beside them. Predicted.
 const DERIVATIVE: f64 = 1.5 * ACTIVATION;
-/// Steps with memory between as a multiple of what follows from their form: fitted on an H200 to gate and up unfused.
+/// Steps with memory between as a multiple of what follows from their form: fitted on an H200 to gate and up unfused and to
+/// whole backward passes.
 const STEPS: f64 = 1.07;
 
 /// Bytes of so many values of T.
@@ -42,10 +43,43 @@ pub(crate) fn step_by_step(problem: &Problem, model: &Model) -> f64 {
 }
 
 /// Seconds of the element-wise pass from dh, gate and up to two gradients.
-fn activation(problem: &Problem, machine: &Machine) -> f64 {
+pub(crate) fn activation(problem: &Problem, machine: &Machine) -> f64 {
     let elements = problem.m * problem.intermediate;
     let passed_on = machine.pass_on(bytes(problem, elements));
     STEPS * (LAUNCH + passed_on + machine.stream(bytes(problem, 4 * elements)))
+}
+
+/// Seconds of a product by cuBLASLt whose results, of T, are written once.
+fn multiplied([m, k, n]: [usize; 3], problem: &Problem, model: &Model) -> f64 {
+    let results = model.machine.stream(bytes(problem, m * n));
+    STEPS * product([m, k, n], problem.dtype, results, &model.machine, model.tf32)
+}
+
+/// Seconds of ∂L/∂x.
+pub(crate) fn input(problem: &Problem, model: &Model) -> f64 {
+    multiplied([problem.m, 2 * problem.intermediate, problem.hidden], problem, model)
+}
+
+/// Seconds of ∂L/∂Wg and ∂L/∂Wu.
+pub(crate) fn gate_up_weights(problem: &Problem, model: &Model) -> f64 {
+    let Problem { m, hidden: k, intermediate: h, .. } = *problem;
+    match problem.layout.orientation {
+        Orientation::OutIn => multiplied([2 * h, m, k], problem, model),
+        Orientation::InOut => 2.0 * multiplied([k, m, h], problem, model),
+    }
+}
+
+/// Seconds of ∂L/∂Wd.
+pub(crate) fn down_weight(problem: &Problem, model: &Model) -> f64 {
+    multiplied([problem.hidden, problem.m, problem.intermediate], problem, model)
+}
+
+/// Seconds of the sums of columns that are the gradients of all biases.
+pub(crate) fn biases(problem: &Problem, machine: &Machine) -> f64 {
+    let Problem { m, hidden: k, intermediate: h, .. } = *problem;
+    let sums = |columns: usize| LAUNCH + machine.stream(bytes(problem, m * columns));
+    let of_down = if problem.op == Op::Mlp { sums(k) } else { 0.0 };
+    2.0 * sums(h) + of_down
 }
 
 #[cfg(test)]
