@@ -2,7 +2,8 @@
 //! whole backward pass, fused and unfused, beside the six products of cuBLASLt alone: gate and up, down, dh, dx, dWg and
 //! dWu, dWd.
 //!
-//! `cargo run --release -p swiglu-cuda --example training`
+//! `cargo run --release -p swiglu-cuda --example training`, or with `-- portable` by the kernels of every architecture, which
+//! are then taken wherever they can be, also where a product with dh in memory is expected to be faster.
 
 #![allow(clippy::print_stdout)]
 
@@ -12,7 +13,9 @@ use swiglu_core::{
     Activation, GateUpWeights, GatedLinearParams, Matrix, MlpParams, Orientation, Path, bf16,
     random,
 };
-use swiglu_cuda::{Cuda, DeviceGradientsMut, DeviceMatrix, GatedLinear, Mlp, Stream, ceilings};
+use swiglu_cuda::{
+    Cuda, CudaOptions, DeviceGradientsMut, DeviceMatrix, GatedLinear, Mlp, Stream, ceilings,
+};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -53,7 +56,8 @@ fn median(values: &mut [f64]) -> f64 {
 }
 
 fn main() -> Result<()> {
-    let cuda = Cuda::new(0)?;
+    let portable = std::env::args().nth(1).is_some_and(|arg| arg == "portable");
+    let cuda = Cuda::with_options(&CudaOptions::new(0).with_portable_kernels(portable))?;
     println!("{}: bf16, median device time of {ROUNDS} turns, us", cuda.facts().name);
     for [m, k, h] in SHAPES {
         let matrix = |seed, rows, cols, scale| -> Result<Matrix<bf16>> {
@@ -65,7 +69,8 @@ fn main() -> Result<()> {
         let gated_params = GatedLinearParams::new(weights, Activation::SWIGLU);
         let params = MlpParams::new(gated_params, down.view(), Orientation::OutIn);
         let gated = GatedLinear::new(&cuda, &gated_params)?;
-        let [fused, unfused] = [None, Some(Path::Unfused)].map(|path| match path {
+        let fused_path = portable.then_some(Path::Fused);
+        let [fused, unfused] = [fused_path, Some(Path::Unfused)].map(|path| match path {
             None => Mlp::new(&cuda, &params),
             Some(path) => Mlp::with_path(&cuda, &params, path),
         });

@@ -12,7 +12,7 @@ use super::sm90_skinny_gated_gemm::Next;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, panel};
 use super::weights::{Bias, Biases, Weights, weights_lie};
 use super::{
-    NamedVariant, decode_mlp, mma_gated_gemm, raster, simt_gated_gemm, sm90_gated_gemm,
+    NamedVariant, decode_mlp, mma_gated_gemm, mma_gemm, raster, simt_gated_gemm, sm90_gated_gemm,
     sm90_register_gemm, sm90_skinny_gated_gemm, sm90_skinny_gemm,
 };
 use crate::device::arch::Arch;
@@ -301,7 +301,7 @@ pub(crate) enum Kernel {
     /// The same for few rows.
     Sm90Skinny(sm90_skinny_gated_gemm::Config),
     /// Tensor cores of a warp, from sm_80.
-    Mma(mma_gated_gemm::Config),
+    Mma(mma_gemm::Config),
     /// f32 without tensor cores.
     Simt,
 }
@@ -311,7 +311,7 @@ impl Kernel {
     pub(crate) fn all() -> impl Iterator<Item = Kernel> {
         let sm90 = sm90_gated_gemm::Config::ALL.into_iter().map(Kernel::Sm90);
         let skinny = sm90_skinny_gated_gemm::Config::ALL.into_iter().map(Kernel::Sm90Skinny);
-        let mma = mma_gated_gemm::Config::ALL.into_iter().map(Kernel::Mma);
+        let mma = mma_gemm::Config::ALL.into_iter().map(Kernel::Mma);
         sm90.chain(skinny).chain(mma).chain([Kernel::Simt])
     }
 

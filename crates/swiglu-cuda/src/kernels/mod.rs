@@ -1,12 +1,15 @@
 //! The kernels: one launcher per device file, and the list of all variants.
 
 pub(crate) mod decode_mlp;
+pub(crate) mod dgated_gemm;
 pub(crate) mod down;
 pub(crate) mod elementwise;
 pub(crate) mod fill_rows;
 pub(crate) mod gate;
 pub(crate) mod gated_gemm;
+mod mma_dgated_gemm;
 mod mma_gated_gemm;
+pub(crate) mod mma_gemm;
 pub(crate) mod obstacle;
 pub(crate) mod probe;
 mod raster;
@@ -58,6 +61,7 @@ pub fn registry(arch: Arch) -> Vec<NamedVariant> {
         all.extend(DType::ALL.into_iter().flat_map(decode_mlp::sm90_variants));
     }
     all.extend(DType::ALL.into_iter().flat_map(mma_gated_gemm::variants));
+    all.extend(DType::ALL.into_iter().flat_map(mma_dgated_gemm::variants));
     all.extend(simt_gated_gemm::variants());
     all.extend(DType::ALL.into_iter().flat_map(decode_mlp::variants));
     all.extend(DType::ALL.into_iter().flat_map(fill_rows::variants));
@@ -80,6 +84,8 @@ mod tests {
         };
         assert!(files(Arch::Sm90a).contains(&"sm90_gated_gemm.cu"));
         assert!(!files(Arch::Sm80).contains(&"sm90_gated_gemm.cu"));
-        assert!(files(Arch::Sm80).contains(&"mma_gated_gemm.cu"));
+        for portable in ["mma_gated_gemm.cu", "mma_dgated_gemm.cu"] {
+            assert!(files(Arch::Sm80).contains(&portable), "{portable}");
+        }
     }
 }

@@ -55,8 +55,8 @@ pub(crate) enum Obstacle {
     StoresSums,
     /// The unfused path was asked for.
     UnfusedAskedFor,
-    /// A layer without a down projection.
-    NoDown,
+    /// The cost model expects so many hundredths of the time of the way that it would replace.
+    Slower { hundredths: u32 },
     /// Of the kernel for whole feed-forward blocks.
     Decode(decode_mlp::Obstacle),
 }
@@ -120,7 +120,12 @@ impl fmt::Display for Obstacle {
                 f.write_str("gate and up would be stored as f32, and a backward pass takes elements")
             }
             Obstacle::UnfusedAskedFor => f.write_str("the unfused path was asked for"),
-            Obstacle::NoDown => f.write_str("there is no down projection"),
+            Obstacle::Slower { hundredths } => write!(
+                f,
+                "{}.{:02} times as long expected as with dh in memory",
+                hundredths / 100,
+                hundredths % 100
+            ),
             Obstacle::Decode(obstacle) => obstacle.fmt(f),
         }
     }

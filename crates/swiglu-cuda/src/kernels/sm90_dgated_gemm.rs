@@ -2,25 +2,23 @@
 
 use std::fmt;
 
-use swiglu_core::{DType, Orientation, Problem};
+use swiglu_core::{DType, Orientation};
 
 use super::NamedVariant;
+use super::dgated_gemm::Call;
 use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
-use super::gated_gemm::{Extents, counted};
-use super::obstacle::Obstacle;
+use super::gated_gemm::{Extents, Form, Multiplier, counted};
 use super::raster;
 use super::sm90_gated_gemm::Cut;
 use super::sm90_gemm::{
     CONSUMERS, Operands, TILE_K, TILE_M, clusters, persistent, shared_bytes, stages_beside,
 };
-use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap, addressable, writable};
-use crate::device::arch::Arch;
+use super::tensor_map::{Boxes, PANEL, TensorMap, addressable, writable};
 use crate::device::context::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant, define};
 use crate::device::launch::{Function, launch as enqueue};
-use crate::device::lt::LinearWeights;
 use crate::device::stream::Stream;
 
 pub(super) static FILE: KernelFile =
@@ -55,6 +53,19 @@ impl Config {
         [("tile_m", TILE_M), ("tile_h", tile_h), ("stages", self.stages()), ("slots", slots)]
     }
 
+    /// What its cost follows from: one matrix of weights is the work of two with half as many columns.
+    pub(crate) fn form(self) -> Form {
+        Form {
+            tile: [TILE_M, self.tile_h / 2],
+            share: 1,
+            split: 1,
+            blocks_per_sm: 1,
+            hides_epilogue: true,
+            narrow_last: true,
+            multiplier: Multiplier::Wgmma { columns: self.tile_h, wanted: 1.0 },
+        }
+    }
+
     fn epilogue_bytes(self) -> usize {
         let slabs = CONSUMERS * (2 * self.slots + 1);
         slabs * SLAB_ROWS * PANEL as usize * 2 + 8 * CONSUMERS * self.slots
@@ -68,7 +79,7 @@ impl Config {
         shared_bytes(self.stages(), self.tile_h, self.epilogue_bytes())
     }
 
-    /// How the columns are cut: one matrix of weights of so many is the work of two of half as many.
+    /// How the columns are cut, as those of [`Self::form`].
     fn cut(self, rows: usize, features: usize, multiprocessors: usize) -> Cut {
         let cut = Cut::best(rows, features.div_ceil(2), self.tile_h / 2, multiprocessors);
         match cut.tail {
@@ -85,54 +96,6 @@ impl fmt::Display for Config {
     }
 }
 
-/// One launch.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Call<'a> {
-    pub(crate) code: GateCode,
-    pub(crate) formula: Formula,
-    /// M.
-    pub(crate) m: usize,
-    /// ∂L/∂y, `[M, K]`.
-    pub(crate) out_grad: Tensor,
-    /// Wd, from H to K features.
-    pub(crate) down: LinearWeights,
-    /// Gate and up, `[M, H]`.
-    pub(crate) inputs: [Tensor; 2],
-    /// Their gradients, which may lie where they do.
-    pub(crate) grads: [Tensor; 2],
-    /// Where h goes.
-    pub(crate) h: Tensor,
-    /// Those of the layer.
-    pub(crate) maps: &'a LayerMaps,
-}
-
-impl<'a> Call<'a> {
-    /// A call as plans know it: dense matrices at whole addresses, and packed weights.
-    pub(crate) fn dense(problem: &Problem, maps: &'a LayerMaps) -> Self {
-        let Problem { m, hidden: k, intermediate: h, activation, numerics, dtype, .. } = *problem;
-        let rows = |cols| Tensor::new(0, cols);
-        let down = LinearWeights {
-            ptr: 0,
-            orientation: Orientation::OutIn,
-            in_features: h,
-            out_features: k,
-            row_stride: h.next_multiple_of(16 / dtype.size()),
-            bias: None,
-        };
-        Self {
-            code: GateCode::new(&activation, numerics, dtype),
-            formula: Formula::new(&activation),
-            m,
-            out_grad: rows(k),
-            down,
-            inputs: [rows(h); 2],
-            grads: [rows(h); 2],
-            h: rows(h),
-            maps,
-        }
-    }
-}
-
 #[repr(C, align(64))]
 struct Params {
     operands: Operands<1>,
@@ -144,18 +107,8 @@ struct Params {
     formula: Formula,
 }
 
-/// Whether the kernel computes it on an architecture, or why not.
-pub(crate) fn check(arch: Arch, dtype: DType, hidden: usize) -> std::result::Result<(), Obstacle> {
-    match () {
-        () if arch != Arch::Sm90a => Err(Obstacle::NoWgmma(arch)),
-        () if dtype == DType::F32 => Err(Obstacle::ElementType(dtype)),
-        () if hidden == 0 => Err(Obstacle::NothingToMultiply),
-        () => Ok(()),
-    }
-}
-
-/// Whether these addresses, strides and extents can be launched, or why not.
-pub(crate) fn check_call(call: &Call<'_>) -> std::result::Result<(), String> {
+/// [`super::dgated_gemm::Kernel::check_call`].
+pub(super) fn check_call(call: &Call<'_>) -> std::result::Result<(), String> {
     let (m, features) = (call.m, call.down.in_features);
     let largest = m.max(features).max(call.down.out_features);
     let tiles = m.div_ceil(TILE_M).saturating_mul(features.div_ceil(PANEL as usize));
@@ -222,17 +175,11 @@ fn function(
     cuda.function(&variant, "sm90_dgated_gemm", config.shared_bytes() as u32)
 }
 
-/// Enqueues the gradients of gate and up, and h.
-///
 /// # Safety
-/// The call's addresses are memory of the stream's device that stays valid until the kernel has run; what is written
-/// overlaps nothing else, but for gradients that lie exactly as gate and up do. [`check`] and [`check_call`] have passed.
-pub(crate) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
+/// As [`super::dgated_gemm::Kernel::launch`].
+pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let cuda = stream.cuda();
     let (m, features, k) = (call.m, call.down.in_features, call.down.out_features);
-    if m == 0 || features == 0 {
-        return Ok(());
-    }
     let sms = clusters(cuda, 1);
     let rows = m.div_ceil(TILE_M);
     let Cut { full_columns, tail, .. } = config.cut(rows, features, sms);
@@ -343,104 +290,6 @@ mod tests {
                             );
                             assert!(tail < config.tile_h && tail.is_multiple_of(64));
                         }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Every tile, cut, layout and mode, on a device of few SMs, where tiles are many: ∂L/∂y and Wd are small integers, so
-    /// that the product is exact in T, and what remains to be judged is the activation's derivative.
-    #[test]
-    fn every_tile_differentiates() {
-        use crate::common;
-        use crate::device::memory::DeviceMatrix;
-        use swiglu_core::{
-            Activation, GateUpRef, Matrix, Numerics, Rounding, bf16, bounds, random,
-        };
-
-        let Some(cuda) = common::device() else { return };
-        if check(cuda.arch(), DType::Bf16, 1).is_err() {
-            return swiglu_testing::not_run("a device without wgmma");
-        }
-        let stream = cuda.stream();
-        let family = Activation::family();
-        let shapes = [[1, 8, 64], [64, 64, 200], [129, 456, 128], [257, 1000, 72], [300, 192, 320]];
-        for (i, [m, h, k]) in shapes.into_iter().enumerate() {
-            for (j, config) in Config::ALL.into_iter().enumerate() {
-                for (n, orientation) in Orientation::ALL.into_iter().enumerate() {
-                    let turn = 5 * i + 3 * j + n;
-                    let act = family[turn % family.len()];
-                    let rounding = [Rounding::Fused, Rounding::PreRound, Rounding::Eager][turn % 3];
-                    let numerics = Numerics::default_for(DType::Bf16).with_rounding(rounding);
-                    let small = |seed: u64, rows: usize, cols: usize| {
-                        let value = |at| (random::normal(seed + turn as u64, at) * 0.9).round();
-                        let values = (0..(rows * cols) as u64).map(|at| bf16::from_f32(value(at)));
-                        Matrix::from_values(values, rows, cols).unwrap()
-                    };
-                    let dy = small(1, m, k);
-                    let [rows, cols] = orientation.shape(k, h);
-                    let down = small(2, rows, cols);
-                    let down_at = |from: usize, to: usize| match orientation {
-                        Orientation::OutIn => down[(to, from)],
-                        Orientation::InOut => down[(from, to)],
-                    };
-                    let dh = (0..m * h).map(|at| {
-                        let terms = (0..k)
-                            .map(|to| dy[(at / h, to)].to_f32() * down_at(at % h, to).to_f32());
-                        let sum = terms.sum::<f32>();
-                        assert_eq!(bf16::from_f32(sum).to_f32(), sum, "not exact in T");
-                        bf16::from_f32(sum)
-                    });
-                    let dh = Matrix::from_values(dh, m, h).unwrap();
-                    let [gate, up] = [3, 4].map(|seed| {
-                        random::normal_matrix::<bf16>(seed + turn as u64, m, h, 2.0).unwrap()
-                    });
-                    let there = |host: &Matrix<bf16>| {
-                        DeviceMatrix::from_host(&stream, host.view()).unwrap()
-                    };
-                    let (dy_there, down_there) = (there(&dy), there(&down));
-                    let (gate_there, up_there) = (there(&gate), there(&up));
-                    let mut h_there = DeviceMatrix::<bf16>::new(&stream, m, h).unwrap();
-                    h_there.buffer_mut().poison(0xFF).unwrap();
-                    let at =
-                        |m: &DeviceMatrix<bf16>| Tensor::new(m.buffer().device_ptr(), m.cols());
-                    let maps = LayerMaps::new();
-                    let inputs = [at(&gate_there), at(&up_there)];
-                    let call = Call {
-                        code: GateCode::new(&act, numerics, DType::Bf16),
-                        formula: Formula::new(&act),
-                        m,
-                        out_grad: at(&dy_there),
-                        down: LinearWeights {
-                            ptr: down_there.buffer().device_ptr(),
-                            orientation,
-                            in_features: h,
-                            out_features: k,
-                            row_stride: cols,
-                            bias: None,
-                        },
-                        inputs,
-                        // In their place.
-                        grads: inputs,
-                        h: at(&h_there),
-                        maps: &maps,
-                    };
-                    let what = format!("{config} {m}x{h}x{k} {orientation} {act} {numerics}");
-                    check_call(&call).unwrap();
-                    // SAFETY: matrices of this device that outlive the copies below.
-                    unsafe { launch(&stream, config, &call) }.unwrap();
-                    let inputs = GateUpRef::separate(gate.view(), up.view()).unwrap();
-                    let references =
-                        bounds::activation_backward(&act, numerics, &inputs, dh.view()).unwrap();
-                    let value = bounds::activation(&act, numerics, &inputs).unwrap();
-                    let got = [&gate_there, &up_there, &h_there].map(|m| m.to_host().unwrap());
-                    let expected = [&references[0], &references[1], &value];
-                    for ((name, got), expected) in
-                        ["gate", "up", "h"].iter().zip(&got).zip(expected)
-                    {
-                        let judgement = expected.judge(got.view()).unwrap();
-                        assert!(judgement.passed(), "{name} of {what}: {judgement:?}");
                     }
                 }
             }

@@ -23,6 +23,8 @@ use crate::kernels::gated_gemm::{Form, Kernel, Multiplier, Shape};
 use crate::kernels::sm90_gated_gemm::Cut;
 use crate::kernels::sm90_skinny_gemm::Tiling;
 
+pub(super) mod backward;
+
 /// f32 operations per cycle and SM without tensor cores: 128 fused multiply-adds.
 const FMA: f64 = 256.0;
 /// Of [`FMA`], our kernel and cuBLAS: to be measured.
@@ -115,6 +117,19 @@ pub(crate) fn fused(kernel: Kernel, problem: &Problem, machine: &Machine) -> f64
 }
 
 fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
+    let bytes = problem.with_op(Op::GatedLinear).compulsory_bytes();
+    of_tiles(form, problem, machine, Ends { cycles: ACTIVATION, bytes })
+}
+
+/// What tiles end with, beside their products.
+struct Ends {
+    /// Cycles per result of two sums.
+    cycles: f64,
+    /// Of memory, in all: what is read and written once.
+    bytes: f64,
+}
+
+fn of_tiles(form: &Form, problem: &Problem, machine: &Machine, ends: Ends) -> f64 {
     let size = problem.dtype.size() as f64;
     let [rows, columns] = form.tile;
     // Blocks of a cluster either share weights, each with a tile, of which the last may lie below all rows, or a tile's k.
@@ -134,7 +149,7 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let operands = fetched * problem.hidden as f64 / form.split as f64 * size;
     let from_l2 = operands * running / machine.l2;
     let results = (rows * columns) as f64;
-    let mut epilogue = results / form.split as f64 * ACTIVATION * together;
+    let mut epilogue = results / form.split as f64 * ends.cycles * together;
     if form.split > 1 {
         epilogue += 2.0 * results * EXCHANGE + 2.0 * CLUSTER_BARRIER;
     }
@@ -150,8 +165,9 @@ fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
         true => waves * bound_by([multiply.max(epilogue), from_l2]) + epilogue,
         false => waves * bound_by([multiply + epilogue, from_l2]),
     };
-    let once = problem.with_op(Op::GatedLinear).compulsory_bytes();
-    machine.launch + FILL / machine.clock + bound_by([cycles / machine.clock, machine.stream(once)])
+    machine.launch
+        + FILL / machine.clock
+        + bound_by([cycles / machine.clock, machine.stream(ends.bytes)])
 }
 
 /// Seconds of a product `[m, k]` by `[k, n]` by cuBLASLt, which has tiles for every shape and splits

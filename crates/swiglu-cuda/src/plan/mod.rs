@@ -1,6 +1,7 @@
 //! Which steps compute a problem, each by which algorithm: from the numbers alone.
 
 mod algorithm;
+mod backward;
 mod basis;
 mod by_tokens;
 pub(crate) mod calibration;

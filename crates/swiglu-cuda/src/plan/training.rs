@@ -1,15 +1,16 @@
-//! Plans of the passes of a training step: of the forward pass that stores gate and up, and of the steps of the backward pass.
+//! Plans of the passes of a training step: of the forward pass that stores gate and up, and what differentiates in the backward pass.
 
-use std::collections::BTreeMap;
+use std::fmt;
 
-use swiglu_core::{DType, Op, Orientation, Pass, Path, Plan, Problem, SavePolicy};
+use swiglu_core::{DType, Op, Orientation, Pass, Path, Problem, SavePolicy};
 
-use super::{BACKEND, Candidate, Planner, Steps, Why, choose};
+use super::cost::backward::{differentiated as differentiated_cost, step_by_step};
+use super::{Planner, Steps, Why, choose};
 use crate::device::context::Cuda;
+use crate::kernels::dgated_gemm::{Call, Kernel};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::obstacle::Obstacle;
-use crate::kernels::sm90_dgated_gemm::{self as dgated, Config};
-use crate::kernels::tensor_map::LayerMaps;
+use crate::kernels::sm90_dgated_gemm::Config;
 
 /// Which lists of steps one is chosen of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,18 +35,76 @@ pub(crate) fn saving<W>(op: Op, hidden: usize, chosen: impl Fn(Among) -> (Steps,
     }
 }
 
-/// The tile of the kernel that computes gradients of gate and up, and h, in the epilogue of dy·Wdᵀ, or why it does not.
+/// Why a kernel does not differentiate in the epilogue of dy·Wdᵀ.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Refusal {
+    Obstacle(Obstacle),
+    /// Of addresses, strides and extents.
+    Call(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Obstacle(obstacle) => obstacle.fmt(f),
+            Refusal::Call(why) => f.write_str(why),
+        }
+    }
+}
+
+/// The kernels that could compute gradients of gate and up, and h, in the epilogue of dy·Wdᵀ: Hopper's, which is taken
+/// wherever it can be, then that of every architecture in the tile which is expected to be the fastest.
+pub(super) fn differentiating(planner: &Planner, problem: &Problem) -> [Kernel; 2] {
+    let seconds = |kernel: &Kernel| differentiated_cost(*kernel, problem, &planner.model().machine);
+    let portable = Kernel::portable().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+    let hopper = Kernel::Sm90(Config::of(problem.hidden));
+    [hopper, portable.unwrap_or(hopper)]
+}
+
+/// Whether one of these is taken for a block, or why not. The portable one must be expected to take less time than a product
+/// with dh in memory, unless fused kernels were asked for.
+pub(super) fn differentiates(
+    planner: &Planner,
+    kernel: Kernel,
+    problem: &Problem,
+    path: Option<Path>,
+    call: &Call<'_>,
+) -> Result<(), Refusal> {
+    let model = planner.model();
+    let is_portable = matches!(kernel, Kernel::Mma(_));
+    let check = || {
+        if path == Some(Path::Unfused) {
+            return Err(Obstacle::UnfusedAskedFor);
+        }
+        if planner.portable_kernels && !is_portable {
+            return Err(Obstacle::NotPortable);
+        }
+        kernel.check(planner.arch(), problem.dtype, problem.hidden, model.tf32)
+    };
+    check().map_err(Refusal::Obstacle)?;
+    kernel.check_call(call).map_err(Refusal::Call)?;
+    if !is_portable || path == Some(Path::Fused) {
+        return Ok(());
+    }
+    let fused = differentiated_cost(kernel, problem, &model.machine);
+    match fused / step_by_step(problem, model) {
+        ratio if ratio > 1.0 => {
+            let hundredths = (ratio * 100.0).ceil() as u32;
+            Err(Refusal::Obstacle(Obstacle::Slower { hundredths }))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The kernel that differentiates in the epilogue of dy·Wdᵀ, if one does.
 pub(crate) fn differentiated(
     planner: &Planner,
-    dtype: DType,
-    hidden: usize,
+    problem: &Problem,
     path: Option<Path>,
-) -> Result<Config, Obstacle> {
-    match path {
-        Some(Path::Unfused) => Err(Obstacle::UnfusedAskedFor),
-        _ if planner.portable_kernels => Err(Obstacle::NotPortable),
-        _ => dgated::check(planner.arch(), dtype, hidden).map(|()| Config::of(hidden)),
-    }
+    call: &Call<'_>,
+) -> Option<Kernel> {
+    let taken = |kernel: &Kernel| differentiates(planner, *kernel, problem, path, call).is_ok();
+    differentiating(planner, problem).into_iter().find(taken)
 }
 
 /// The forward pass of a problem with packed weights that stores gate and up.
@@ -78,26 +137,6 @@ pub(crate) fn up_again(saving: Steps, has_biases_of_sums: bool) -> Stored {
 }
 
 impl Cuda {
-    /// The backward pass of a problem with packed weights.
-    pub(super) fn backward_plan(&self, problem: Problem, path: Option<Path>) -> Plan {
-        let steps = self.backward_candidates(&problem, path);
-        let mut kernels: Vec<String> = Vec::new();
-        for step in steps.iter().filter(|step| step.chosen) {
-            if !kernels.contains(&step.name) {
-                kernels.push(step.name.clone());
-            }
-        }
-        let config = self.differentiated(&problem, path);
-        let (path, parameters) = match &config {
-            Ok(config) => (Path::Fused, config.parameters().map(|(n, v)| (n.to_owned(), v)).into()),
-            Err(_) => (Path::Unfused, BTreeMap::new()),
-        };
-        let reason = steps.iter().find(|step| step.chosen).map(|step| step.reason.clone());
-        Plan::new(problem, BACKEND, kernels.join(" + "), path)
-            .with_parameters(parameters)
-            .with_reason(reason.unwrap_or_default())
-    }
-
     /// The kernels that compute again at the beginning of a backward pass what a policy did not keep.
     pub fn computed_again_by(
         &self,
@@ -119,81 +158,5 @@ impl Cuda {
     pub(crate) fn up_again(&self, problem: &Problem, path: Option<Path>) -> Stored {
         let (steps, _) = choose_saving(Planner::of(self), problem, path);
         up_again(steps, problem.bias && problem.dtype != DType::F32)
-    }
-
-    /// [`differentiated`] for a block of dense matrices.
-    pub(crate) fn differentiated(
-        &self,
-        problem: &Problem,
-        path: Option<Path>,
-    ) -> Result<Config, String> {
-        if problem.op != Op::Mlp {
-            return Err(Obstacle::NoDown.to_string());
-        }
-        let Problem { dtype, hidden, .. } = *problem;
-        let config = differentiated(Planner::of(self), dtype, hidden, path);
-        let config = config.map_err(|obstacle| obstacle.to_string())?;
-        dgated::check_call(&dgated::Call::dense(problem, &LayerMaps::new()))?;
-        Ok(config)
-    }
-
-    /// What computes each step of the backward pass, and what does not.
-    pub(super) fn backward_candidates(
-        &self,
-        problem: &Problem,
-        path: Option<Path>,
-    ) -> Vec<Candidate> {
-        let lt = |step: &str, reason: &str| of_step(step, "cublaslt".into(), Ok(reason.to_owned()));
-        let mut all = Vec::new();
-        if problem.op == Op::Mlp {
-            let (step, config) = ("dgate, dup, h", self.differentiated(problem, path));
-            let unfused = match &config {
-                Ok(_) => Err("dh would pass through memory, and gate and up twice".to_owned()),
-                Err(_) => Ok("dh passes through memory, and gate and up twice".to_owned()),
-            };
-            let name = Config::of(problem.hidden).to_string();
-            let why = "the derivative in the epilogue of dh: nothing passes through memory between";
-            all.push(of_step(step, name, config.map(|_| why.to_owned())));
-            all.push(of_step(step, "cublaslt + elementwise".into(), unfused));
-        } else {
-            let why = "one pass over dh, gate and up".to_owned();
-            all.push(of_step("dgate, dup", "elementwise".into(), Ok(why)));
-        }
-        all.push(lt("dx", "one product over the weights of gate and up"));
-        let weights = match problem.layout.orientation {
-            Orientation::OutIn => {
-                "one product for both where they lie one behind the other, else one for each"
-            }
-            Orientation::InOut => "one product for each",
-        };
-        all.push(lt("dw_gate, dw_up", weights));
-        if problem.op == Op::Mlp {
-            all.push(lt("dw_down", "one product with h, computed again"));
-        }
-        if problem.bias {
-            let step =
-                if problem.op == Op::Mlp { "db_gate, db_up, db_down" } else { "db_gate, db_up" };
-            let why = "sums of columns in one order".to_owned();
-            all.push(of_step(step, "column_sums".into(), Ok(why)));
-        }
-        all
-    }
-}
-
-/// A candidate for a step: why it is taken, or why not.
-fn of_step(step: &str, name: String, why: Result<String, String>) -> Candidate {
-    let (chosen, refusal) = (why.is_ok(), why.as_ref().err().cloned());
-    let reason = why.unwrap_or_else(|why| why);
-    let step = Some(step.to_owned());
-    Candidate {
-        steps: None,
-        step,
-        name,
-        chosen,
-        numerics: None,
-        refusal,
-        predicted_us: None,
-        measured_us: None,
-        reason,
     }
 }

@@ -20,6 +20,7 @@ static HEADERS: &[Header] = &[
     header!("elementwise.cuh"),
     header!("gate.cuh"),
     header!("gated_gemm.cuh"),
+    header!("mma_gemm.cuh"),
     header!("ptx.cuh"),
     header!("sm90_gemm.cuh"),
     header!("tiles.cuh"),

@@ -11,7 +11,6 @@ use crate::device::memory::DeviceMatrixRef;
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
-use crate::kernels::sm90_dgated_gemm as dgated;
 use crate::kernels::sums::{column_sums, round_sums};
 use crate::layers::activation::tensor;
 use crate::layers::gradients::{DeviceGradientsMut, Place};
@@ -64,7 +63,7 @@ impl<K, T: Element> Layer<K, T> {
         // Scratch memory lies at whole addresses, wherever that is.
         let [saved, grads] = placed.at(0);
         let io = BlockTensors { m, dy, saved, grads, h: Tensor::new(0, half) };
-        let fused = down.and_then(|down| self.dgated_config(&self.dgated_call(down, io, dense)));
+        let fused = down.and_then(|down| self.dgated_kernel(&self.dgated_call(down, io, dense)));
         let parts = placed.needs(fused.is_none()).parts(&self.cuda);
         self.cuda.with_workspace(stream, None, parts.total(), |work| {
             let at = |offset: usize| work.ptr + offset as u64;
@@ -92,8 +91,8 @@ impl<K, T: Element> Layer<K, T> {
                     Some(down) => {
                         let io = BlockTensors { m, dy, saved, grads, h: h_at };
                         match fused {
-                            Some(config) => {
-                                dgated::launch(stream, config, &self.dgated_call(down, io, dense))?;
+                            Some(kernel) => {
+                                kernel.launch(stream, &self.dgated_call(down, io, dense))?;
                             }
                             None => run.through_block(down, io, dh_at)?,
                         }

@@ -9,9 +9,9 @@ use crate::device::lt::{LinearWeights, Lt};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
+use crate::kernels::dgated_gemm::{Call as DgatedCall, Kernel as DgatedKernel};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::gate::Formula;
-use crate::kernels::sm90_dgated_gemm::{self as dgated, Call as DgatedCall, Config};
 use crate::layers::activation::tensor;
 use crate::layers::layer::{Asked, Layer};
 use crate::layers::operands::Dense;
@@ -37,7 +37,7 @@ impl<K, T: Element> Layer<K, T> {
             let dense_rows = |cols| Tensor::new(0, cols);
             let (saved, h) = ([dense_rows(h); 2], dense_rows(h));
             let io = BlockTensors { m, dy: dense_rows(k), saved, grads: saved, h };
-            self.dgated_config(&self.dgated_call(dense.down().ok()?, io, dense))
+            self.dgated_kernel(&self.dgated_call(dense.down().ok()?, io, dense))
         });
         match fused {
             Some(_) => 0,
@@ -86,7 +86,7 @@ impl<K, T: Element> Layer<K, T> {
             grads: [&grads[0], &grads[1]].map(|m| tensor(&m.as_ref())),
             h: tensor(&h.as_ref()),
         };
-        let fused = self.dgated_config(&self.dgated_call(down, io, dense));
+        let fused = self.dgated_kernel(&self.dgated_call(down, io, dense));
         let dh = match fused {
             Some(_) => 0,
             None => part(m * padded::<T>(self.problem.intermediate) * size_of::<T>()),
@@ -102,9 +102,7 @@ impl<K, T: Element> Layer<K, T> {
             // part of the workspace of its own; the weights live as long as `self`.
             unsafe {
                 match fused {
-                    Some(config) => {
-                        dgated::launch(stream, config, &self.dgated_call(down, io, dense))
-                    }
+                    Some(kernel) => kernel.launch(stream, &self.dgated_call(down, io, dense)),
                     None => run.through_block(down, io, dh_at),
                 }
             }
@@ -148,12 +146,10 @@ impl<K, T: Element> Layer<K, T> {
         }
     }
 
-    /// The tile of the kernel that computes gradients of gate and up in the product's epilogue, where it takes this call.
-    pub(super) fn dgated_config(&self, call: &DgatedCall<'_>) -> Option<Config> {
+    /// The kernel that computes gradients of gate and up in the product's epilogue, where one takes this call.
+    pub(super) fn dgated_kernel(&self, call: &DgatedCall<'_>) -> Option<DgatedKernel> {
         let path = if let Asked::Path(path) = self.asked { path } else { None };
-        let k = call.down.out_features;
-        let config = differentiated(Planner::of(&self.cuda), T::DTYPE, k, path).ok()?;
-        dgated::check_call(call).is_ok().then_some(config)
+        differentiated(Planner::of(&self.cuda), &self.problem.with_m(call.m), path, call)
     }
 }
 

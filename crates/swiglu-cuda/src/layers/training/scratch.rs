@@ -160,7 +160,7 @@ impl Cuda {
             tokens: m,
             half,
             is_block: problem.op == Op::Mlp,
-            stores_dh: self.differentiated(problem, path).is_err(),
+            stores_dh: self.differentiated(problem, path).is_none(),
             has_up,
             moves: hidden > 0 && h > 0 && !(has_up && half == h),
             sums: if !has_up && self.up_again(problem, path) == Stored::Sums {
@@ -205,7 +205,7 @@ mod tests {
         let [saved, grads] = placed.at(0);
         let io = BlockTensors { m, dy: Tensor::new(0, k), saved, grads, h: Tensor::new(0, half) };
         let down = dense.down().ok();
-        let fused = down.and_then(|down| layer.dgated_config(&layer.dgated_call(down, io, dense)));
+        let fused = down.and_then(|down| layer.dgated_kernel(&layer.dgated_call(down, io, dense)));
         placed.needs(fused.is_none()).parts(&layer.cuda).total()
     }
 

@@ -1,0 +1,140 @@
+//! Plans of backward passes: every step, by what it is computed, and what that is expected to take.
+
+use swiglu_core::{Op, Orientation, Path, Plan, Problem};
+
+use super::cost::backward as cost;
+use super::training::{Refusal, differentiated, differentiates, differentiating};
+use super::{BACKEND, Candidate, Planner};
+use crate::device::context::Cuda;
+use crate::kernels::dgated_gemm::{Call, Kernel};
+use crate::kernels::obstacle::Obstacle;
+use crate::kernels::tensor_map::LayerMaps;
+
+impl Cuda {
+    /// The backward pass of a problem with packed weights.
+    pub(super) fn backward_plan(&self, problem: Problem, path: Option<Path>) -> Plan {
+        let steps = self.backward_candidates(&problem, path);
+        let mut kernels: Vec<String> = Vec::new();
+        for step in steps.iter().filter(|step| step.chosen) {
+            if !kernels.contains(&step.name) {
+                kernels.push(step.name.clone());
+            }
+        }
+        let kernel = self.differentiated(&problem, path);
+        let parameters = kernel.into_iter().flat_map(Kernel::parameters);
+        let parameters = parameters.map(|(name, value)| (name.to_owned(), value)).collect();
+        let path = if kernel.is_some() { Path::Fused } else { Path::Unfused };
+        let reason = steps.iter().find(|step| step.chosen).map(|step| step.reason.clone());
+        Plan::new(problem, BACKEND, kernels.join(" + "), path)
+            .with_parameters(parameters)
+            .with_reason(reason.unwrap_or_default())
+    }
+
+    /// [`differentiated`] for dense matrices; none for a layer without a down projection.
+    pub(crate) fn differentiated(&self, problem: &Problem, path: Option<Path>) -> Option<Kernel> {
+        let maps = LayerMaps::new();
+        let call = Call::dense(problem, &maps);
+        let is_block = problem.op == Op::Mlp;
+        is_block.then(|| differentiated(Planner::of(self), problem, path, &call)).flatten()
+    }
+
+    /// What computes each step of the backward pass, and what does not.
+    pub(super) fn backward_candidates(
+        &self,
+        problem: &Problem,
+        path: Option<Path>,
+    ) -> Vec<Candidate> {
+        let model = Planner::of(self).model();
+        let mut all = Vec::new();
+        if problem.op == Op::Mlp {
+            all.extend(self.of_gate_up(problem, path));
+        } else {
+            let why = "one pass over dh, gate and up".to_owned();
+            let seconds = cost::activation(problem, &model.machine);
+            all.push(of_step("dgate, dup", "elementwise".into(), Some(seconds), Ok(why)));
+        }
+        let mut lt = |step: &str, seconds: f64, reason: &str| {
+            all.push(of_step(step, "cublaslt".into(), Some(seconds), Ok(reason.to_owned())));
+        };
+        let input = "one product over the weights of gate and up";
+        lt("dx", cost::input(problem, model), input);
+        let weights = match problem.layout.orientation {
+            Orientation::OutIn => {
+                "one product for both where they lie one behind the other, else one for each"
+            }
+            Orientation::InOut => "one product for each",
+        };
+        lt("dw_gate, dw_up", cost::gate_up_weights(problem, model), weights);
+        if problem.op == Op::Mlp {
+            let down = "one product with h, computed again";
+            lt("dw_down", cost::down_weight(problem, model), down);
+        }
+        if problem.bias {
+            let step =
+                if problem.op == Op::Mlp { "db_gate, db_up, db_down" } else { "db_gate, db_up" };
+            let why = "sums of columns in one order".to_owned();
+            let seconds = cost::biases(problem, &model.machine);
+            all.push(of_step(step, "column_sums".into(), Some(seconds), Ok(why)));
+        }
+        all
+    }
+
+    /// The kernels that differentiate in the epilogue of dh, and the way step by step.
+    fn of_gate_up(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
+        let (planner, maps) = (Planner::of(self), LayerMaps::new());
+        let (model, call) = (planner.model(), Call::dense(problem, &maps));
+        let step = "dgate, dup, h";
+        let chosen = self.differentiated(problem, path);
+        let seconds = |kernel| cost::differentiated(kernel, problem, &model.machine);
+        let candidate = |kernel: Kernel| {
+            let why = differentiates(planner, kernel, problem, path, &call);
+            let expected = match &why {
+                Ok(()) => Some(seconds(kernel)),
+                Err(Refusal::Obstacle(Obstacle::Slower { .. })) => Some(seconds(kernel)),
+                Err(_) => None,
+            };
+            let why = match (why, chosen) {
+                (Err(why), _) => Err(why.to_string()),
+                (Ok(()), Some(other)) if other != kernel => {
+                    Err(format!("{:.2} times as long expected", seconds(kernel) / seconds(other)))
+                }
+                (Ok(()), _) => Ok("the derivative in the epilogue of dh: nothing passes through \
+                                   memory between"
+                    .to_owned()),
+            };
+            of_step(step, kernel.to_string(), expected, why)
+        };
+        let mut all: Vec<_> =
+            differentiating(planner, problem).into_iter().map(candidate).collect();
+        let unfused = match chosen {
+            Some(_) => Err("dh would pass through memory, and gate and up twice".to_owned()),
+            None => Ok("dh passes through memory, and gate and up twice".to_owned()),
+        };
+        let expected = Some(cost::step_by_step(problem, model));
+        all.push(of_step(step, "cublaslt + elementwise".into(), expected, unfused));
+        all
+    }
+}
+
+/// A candidate for a step, with the seconds that are expected of it: why it is taken, or why not.
+fn of_step(
+    step: &str,
+    name: String,
+    seconds: Option<f64>,
+    why: Result<String, String>,
+) -> Candidate {
+    let (chosen, refusal) = (why.is_ok(), why.as_ref().err().cloned());
+    let reason = why.unwrap_or_else(|why| why);
+    let step = Some(step.to_owned());
+    Candidate {
+        steps: None,
+        step,
+        name,
+        chosen,
+        numerics: None,
+        refusal,
+        predicted_us: seconds.map(|seconds| seconds * 1e6),
+        measured_us: None,
+        reason,
+    }
+}
