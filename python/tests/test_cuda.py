@@ -159,6 +159,20 @@ def test_what_a_training_step_keeps_is_4h_bytes_a_token():
     assert kept["preact"] <= tokens * (per_token + 2 * intermediate) + 4096, kept
 
 
+@pytest.mark.parametrize("biases", [False, True])
+def test_gate_and_up_that_are_computed_again_are_those_that_were_kept(biases):
+    x, weights = tensor(200, 128, dtype=torch.bfloat16), block_of(128, 192)
+    bias = tuple(tensor(n, dtype=torch.bfloat16, seed=n) for n in (192, 192, 128)) if biases else None
+    dy, grads = tensor(200, 128, dtype=torch.bfloat16, seed=9), []
+    for save in ("preact", "input"):
+        leaves = [t.detach().clone().requires_grad_() for t in (x, *weights, *(bias or ()))]
+        y = ops.mlp(*leaves[:4], biases=tuple(leaves[4:]) or None, save=save)
+        assert ops.explain_last().way == "native cuda", ops.explain_last()
+        grads.append(torch.autograd.grad(y, leaves, dy))
+    for kept, again in zip(*grads):
+        assert torch.equal(kept, again), (kept - again).abs().max()
+
+
 # Streams.
 
 

@@ -341,11 +341,12 @@ impl Layer {
         with_dtype!(dtype, T => self.enqueue::<T>(place, &x, &out, scratch))
     }
 
-    /// Bytes of scratch memory of `forward_saving_on`.
-    fn training_bytes(&self, tokens: usize) -> Result<usize, Failure> {
+    /// Bytes of scratch memory of `forward_saving_on`, or, where nothing is kept, of `forward_on` and `pre_activations_on`.
+    fn training_bytes(&self, tokens: usize, keeps: bool) -> Result<usize, Failure> {
         let dtype = either!(self, layer => layer.dtype());
+        let policy = if keeps { SavePolicy::Save } else { SavePolicy::Recompute };
         Ok(
-            with_dtype!(dtype, T => either!(self, layer => layer.training_bytes::<T>(tokens, SavePolicy::Save)))?,
+            with_dtype!(dtype, T => either!(self, layer => layer.training_bytes::<T>(tokens, policy)))?,
         )
     }
 
@@ -367,6 +368,19 @@ impl Layer {
     ) -> Result<(), Failure> {
         let dtype = either!(self, layer => layer.dtype());
         with_dtype!(dtype, T => self.save::<T>(place, [&x, &out, &gate, &up], scratch))
+    }
+
+    /// Gate and up of `forward_saving_on`, to the same bits.
+    fn pre_activations_on(
+        &self,
+        place: Place,
+        x: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        scratch: (u64, usize),
+    ) -> Result<(), Failure> {
+        let dtype = either!(self, layer => layer.dtype());
+        with_dtype!(dtype, T => self.keep::<T>(place, [&x, &gate, &up], scratch))
     }
 
     /// The gradients of gate and up, and h, from that of a block's result.
@@ -444,6 +458,26 @@ impl Layer {
             let mut scratch = scratch_of(&cuda, (scratch, bytes))?;
             let scratch = scratch.as_mut();
             either!(self, layer => layer.forward_saving_on::<T>(&stream, x, out, kept, scratch))?;
+        }
+        Ok(())
+    }
+
+    fn keep<T: Element>(
+        &self,
+        (ordinal, raw): Place,
+        [x, gate, up]: [&Tensor; 3],
+        (scratch, bytes): (u64, usize),
+    ) -> Result<(), Failure> {
+        let cuda = device::cuda(ordinal)?;
+        // SAFETY: as in `enqueue` and `enqueue_on`.
+        unsafe {
+            let stream = cuda.borrow_stream(raw)?;
+            let _captured = stream.without_loading()?;
+            let x = matrix::<T>(&cuda, "x", x)?;
+            let kept = [matrix_mut::<T>(&cuda, "gate", gate)?, matrix_mut::<T>(&cuda, "up", up)?];
+            let mut scratch = scratch_of(&cuda, (scratch, bytes))?;
+            let scratch = scratch.as_mut();
+            either!(self, layer => layer.pre_activations_on::<T>(&stream, x, kept, scratch))?;
         }
         Ok(())
     }

@@ -139,15 +139,15 @@ def _fused(x: Tensor, parts: _kernels.Parts, name: str, layout: str, numerics: O
     casts = _door.autocasts() and x.dtype != torch.float64
     _check.layer(x, parts, layout, cast=casts)
     _main_grad.expect(x, parts, torch.get_autocast_dtype(x.device.type) if casts else x.dtype)
+    if x.is_cuda and parts[2] is not None and _door.nothing_in_force() and _door.plain(x, *parts):
+        block = _training.block(x, parts, name, layout, True, keeps)
+        if block is not None:
+            return block
     if not keeps:
         made: Tensor = checkpoint(
             _maps, x, parts, name, layout, numerics, True, use_reentrant=False, preserve_rng_state=False
         )
         return made
-    if x.is_cuda and parts[2] is not None and _door.nothing_in_force() and _door.plain(x, *parts):
-        block = _training.block(x, parts, name, layout, True)
-        if block is not None:
-            return block
     return _maps(x, parts, name, layout, numerics, True)
 
 
@@ -242,13 +242,14 @@ def mlp(
     if wanted and out is None and expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion):
         fused: Tensor = _fused(x, parts, name, layout, numerics, keeps)
         return fused
-    if _with_autograd(out, numerics, keeps and wanted):
+    if _with_autograd(out, numerics, wanted):
         _check.layer(x, parts, layout, cast=_door.autocasts())
         if x.is_cuda and _door.nothing_in_force() and _door.plain(*tensors):
-            made = _training.block(x, parts, name, layout, False)
+            made = _training.block(x, parts, name, layout, False, keeps)
             if made is not None:
                 return made
-        return _maps(x, parts, name, layout, numerics, False)
+        if keeps or _door.transformed():
+            return _maps(x, parts, name, layout, numerics, False)
     if not wanted and _door.nothing_in_force():
         if _kernels.BY_TABLE and x.is_cuda:
             made = _kernels.layer_at_once("mlp", x, parts, name, layout, numerics, out)
