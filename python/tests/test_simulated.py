@@ -91,6 +91,24 @@ for down in (None, w_down):
     y = empty((5, layer.out_features))
     layer.forward_on(place, where(x), where(y), (0, 0))
     near(y, block(*parts), 1e-4)
+
+# A training step: gate and up are kept, or computed again to the same bits.
+def lent(size):
+    space = empty((size + 256,), "uint8")
+    return space.ctypes.data + -space.ctypes.data % 256, size
+kept, again, into, dy = empty((2, 5, 96)), empty((2, 5, 96)), empty((3, 5, 96)), values(5, 64)
+layer.forward_saving_on(place, where(x), where(y), *map(where, kept), lent(layer.training_bytes(5, True)))
+near(y, block(*parts), 1e-4)
+layer.pre_activations_on(place, where(x), *map(where, again), lent(layer.training_bytes(5, False)))
+near(kept[0], x.astype(float) @ w_gate.T + b_gate, 1e-5)
+assert np.array_equal(kept, again)
+layer.backward_gate_up_on(
+    place, where(dy), *map(where, again), *map(where, into), lent(layer.backward_bytes(5)))
+g, u, dh = kept[0].astype(float), kept[1].astype(float), dy.astype(float) @ w_down
+near(into[0], dh * u * sigmoid(g) * (1 + g * (1 - sigmoid(g))), 1e-4)
+near(into[1], dh * g * sigmoid(g), 1e-4)
+near(into[2], g * sigmoid(g) * u, 1e-4)
+
 try:
     _native.cuda_activation(place, act, None, None, where(gate[:, ::2]), where(up[:, ::2]), where(h))
     raise AssertionError("columns that are apart were taken")
