@@ -193,6 +193,7 @@ fn of_step(step: &str, name: String, why: Result<String, String>) -> Candidate {
         numerics: None,
         refusal,
         predicted_us: None,
+        expected_us: None,
         measured_us: None,
         reason,
     }
