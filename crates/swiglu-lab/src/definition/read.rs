@@ -8,16 +8,13 @@ use swiglu_core::{Activation, Arrangement, DType, Numerics, Orientation, Quantiz
 use toml::Spanned;
 
 use super::claim::{RawClaim, claim};
-use super::values::{Extent, Many};
+use super::values::{Counts, Extent, MAX_CASES, Many};
 use super::{DEFINITION_SCHEMA, Experiment, METRICS, Pace, ProfileDef};
 use crate::case::{Case, CaseOp, DeviceKind, Heat};
 use crate::error::Result;
 use crate::files::file_stem;
 use crate::place::{NAME, Place, is_name};
 use crate::text::Named;
-
-/// More cases than this are a slip of the sweep, not an experiment.
-const MAX_CASES: usize = 10_000;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,7 +45,7 @@ type Sweeps = Spanned<Vec<Spanned<RawCases>>>;
 #[serde(deny_unknown_fields)]
 struct RawCases {
     op: CaseOp,
-    m: Spanned<Many<Extent>>,
+    m: Spanned<Many<Counts>>,
     shapes: Spanned<Vec<Spanned<Shape>>>,
     dtype: Many<Named<DType>>,
     /// Types of quantised weights; without them weights are of `dtype`.
@@ -214,7 +211,7 @@ fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec
         let model = &shape.get_ref().model;
         let of = |m, dtype| Case::new(device, sweep.op, [m, hidden, intermediate], dtype);
         let weights = weights(sweep, &of(1, DType::F32), place)?;
-        for &Extent(m) in &sweep.m.get_ref().0 {
+        for &m in sweep.m.get_ref().0.iter().flat_map(|Counts(m)| m) {
             for &Named(dtype) in &sweep.dtype.0 {
                 let mut cases = vec![Case { model: model.clone(), ..of(m, dtype) }];
                 vary(&mut cases, &weights, |case, weights| case.weights = weights);
