@@ -9,7 +9,7 @@ use toml::Spanned;
 
 use super::claim::{RawClaim, claim};
 use super::values::{Counts, Extent, MAX_CASES, Many};
-use super::{DEFINITION_SCHEMA, Experiment, METRICS, Pace, ProfileDef};
+use super::{CANDIDATE, DEFINITION_SCHEMA, Experiment, METRICS, MOST_WAYS, Pace, ProfileDef};
 use crate::case::{Case, CaseOp, DeviceKind, Heat};
 use crate::error::Result;
 use crate::files::file_stem;
@@ -156,6 +156,11 @@ fn profiles(raw: &Spanned<Vec<Spanned<ProfileDef>>>, place: &Place<'_>) -> Resul
         }
         let message = format!("profile id `{}` is taken: expected a unique id", p.id);
         place.expect(ids.insert(&p.id), profile, message)?;
+        let Some(most) = p.best_of else { continue };
+        let message = format!("best_of = {most}: expected a whole number from 1 to {MOST_WAYS}");
+        place.expect((1..=MOST_WAYS).contains(&most), profile, message)?;
+        let message = format!("option {CANDIDATE}: best_of gives it; expected no other");
+        place.expect(!p.options.contains_key(CANDIDATE), profile, message)?;
     }
     Ok(raw.get_ref().iter().map(|p| p.get_ref().clone()).collect())
 }

@@ -3,6 +3,7 @@
 mod measure;
 pub(crate) mod peers;
 mod run;
+mod ways;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::measure::{CaseRun, Outcome};
 use super::peers::Peers;
+use super::ways;
 use super::{Event, Finished, Laboratory, PREPARATIONS, RunOptions};
 use crate::case::Case;
 use crate::definition::{Experiment, ProfileDef};
@@ -109,7 +110,9 @@ impl<'a> Run<'a> {
         };
         // Whoever ends a job may end its peers, too: that is no result of theirs.
         let cut_short = |outcome: &Outcome| outcome.broken && self.options.is_stopped();
-        let mut run = CaseRun::new(case, &profiles, &self.options, &mut self.peers, self.watch);
+        let ways: Vec<ProfileDef> = profiles.iter().flat_map(|p| p.ways()).collect();
+        let ways: Vec<&ProfileDef> = ways.iter().collect();
+        let mut run = CaseRun::new(case, &ways, &self.options, &mut self.peers, self.watch);
         let mut outcome = run.run();
         // Once: where a clock changes again, the case keeps the mark.
         let drifted = facts(&outcome, false).drift().is_some();
@@ -123,7 +126,7 @@ impl<'a> Run<'a> {
         self.record.cases.insert(key.clone(), facts(&outcome, repeated));
         self.record.results.retain(|entry| entry.case_key != key);
         let first = self.record.results.len();
-        self.record.results.extend(outcome.results);
+        self.record.results.extend(ways::fastest(&profiles, outcome.results));
         self.save()?;
         (self.watch)(Event::Done(&self.record.results[first..]));
         Ok(true)
@@ -164,9 +167,12 @@ impl<'a> Run<'a> {
         };
         let profiles: Vec<&ProfileDef> = self.experiment.profiles.iter().filter(counts).collect();
         (self.watch)(Event::Case(case));
-        let outcome = CaseRun::new(case, &profiles, &options, &mut self.peers, self.watch).run();
-        (self.watch)(Event::Done(&outcome.results));
-        for result in outcome.results {
+        let ways: Vec<ProfileDef> = profiles.iter().flat_map(|p| p.ways()).collect();
+        let ways: Vec<&ProfileDef> = ways.iter().collect();
+        let outcome = CaseRun::new(case, &ways, &options, &mut self.peers, self.watch).run();
+        let results = ways::fastest(&profiles, outcome.results);
+        (self.watch)(Event::Done(&results));
+        for result in results {
             let same = |e: &&mut ResultEntry| e.case_key == key && e.profile == result.profile;
             if let Some(entry) = self.record.results.iter_mut().find(same) {
                 entry.extend(result);

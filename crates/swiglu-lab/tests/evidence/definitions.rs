@@ -143,6 +143,13 @@ fn broken_definitions_are_refused_with_line_and_column() {
         ("m = [8, 16]", "m = \"1..=8 by 0\"", "33", "\"1..=8 by 0\", expected"),
         ("m = [8, 16]", "m = \"1..=900000000\"", "33", "at most 10000"),
         ("m = [8, 16]", "m = [\"1..=9\", 9]", "31:1", "m=9 intermediate=32 f32 swiglu"),
+        ("role = \"baseline\"", "role = \"baseline\"\nbest_of = 65", "16:1", "from 1 to 64"),
+        (
+            "options = { path = \"fused\" }",
+            "options = { candidate = 1 }\nbest_of = 2",
+            "10:1",
+            "best_of gives it",
+        ),
         ("m = [8, 16]", "m = \"all\"", "33", "\"all\", expected a whole number"),
         ("intermediate = 32", "hidden = 4, intermediate = 32", "34:11", "no hidden size"),
         ("op = \"activation\"", "op = \"gated-linear\"", "34:11", "has no `hidden`"),
