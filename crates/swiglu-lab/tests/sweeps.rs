@@ -1,4 +1,4 @@
-//! Runs over many cases, with ways of which the fastest counts.
+//! Runs over many cases: split by time, with ways of which the fastest counts, and cases measured again.
 
 #![cfg(unix)]
 // A helper of a test ends by panicking.
@@ -6,9 +6,11 @@
 
 mod support;
 
+use std::time::Duration;
+
 use support::{Lab, Who, options, run};
-use swiglu_lab::record::Status;
-use swiglu_lab::{Experiment, Verdict};
+use swiglu_lab::record::{Record, Status};
+use swiglu_lab::{Experiment, RunOptions, Verdict, VerdictState};
 
 /// An experiment with some of its text replaced.
 fn with(lab: &Lab, m: &[usize], who: &[Who<'_>], from: &str, to: &str) -> Experiment {
@@ -17,6 +19,22 @@ fn with(lab: &Lab, m: &[usize], who: &[Who<'_>], from: &str, to: &str) -> Experi
     assert!(text.contains(from), "{text}");
     std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
     Experiment::read(&path).unwrap()
+}
+
+#[test]
+fn a_run_whose_time_is_over_ends_after_a_case_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = Lab::new(dir.path());
+    lab.peer("good", "honest");
+    let experiment =
+        lab.experiment(&[1, 2, 3], &[("ours", "good", "ours"), ("base", "good", "baseline")]);
+    let short = RunOptions { time_limit: Some(Duration::ZERO), ..options("r1") };
+    for (cases, complete) in [(1, false), (2, false), (3, true)] {
+        let record = run(&lab, &experiment, &short).unwrap();
+        assert_eq!((record.cases.len(), record.complete), (cases, complete));
+    }
+    let long = RunOptions { time_limit: Some(Duration::from_secs(60)), ..options("r2") };
+    assert!(run(&lab, &experiment, &long).unwrap().complete);
 }
 
 #[test]
@@ -43,4 +61,31 @@ fn of_several_ways_the_fastest_of_a_case_is_recorded() {
     // A case that offers none is compared with the others.
     let kept = Verdict::of(&experiment, &lab.store.of_experiment("small").unwrap().0);
     assert_eq!(kept.decisive().unwrap().cases.len(), 1);
+}
+
+#[test]
+fn cases_outside_the_margin_are_measured_again_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = Lab::new(dir.path());
+    lab.peer("late", "late");
+    lab.peer("slow", "slow");
+    let who = [("ours", "late", "ours"), ("base", "slow", "baseline")];
+    let claim = "kind = \"faster\"";
+    let experiment =
+        with(&lab, &[1, 3, 4], &who, claim, &format!("{claim}\nfloor = 0.99\nmonotone = 1.02"));
+    let state = || Verdict::of(&experiment, &lab.store.of_experiment("small").unwrap().0).state;
+    let prepared = |record: &Record| -> Vec<usize> {
+        let ours = record.results.iter().filter(|e| e.profile == "ours");
+        let mut ours: Vec<_> = ours.map(|e| (e.case_key.clone(), e.preparations.len())).collect();
+        ours.sort();
+        ours.into_iter().map(|(_, count)| count).collect()
+    };
+    // With three tokens 40 µs at first, beside 20 of the other and 10 with more and with fewer tokens.
+    let first = run(&lab, &experiment, &options("r1")).unwrap();
+    assert_eq!((state(), prepared(&first)), (VerdictState::Refuted, vec![2, 2, 2]));
+    let again = RunOptions { until_decided: Some(Duration::from_secs(60)), ..options("r1") };
+    let last = run(&lab, &experiment, &again).unwrap();
+    // It, and the one with more tokens that it is behind.
+    assert_eq!((state(), prepared(&last)), (VerdictState::Supported, vec![2, 5, 5]));
+    assert_eq!(run(&lab, &experiment, &again).unwrap(), last);
 }

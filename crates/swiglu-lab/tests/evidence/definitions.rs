@@ -173,6 +173,19 @@ fn broken_definitions_are_refused_with_line_and_column() {
         ("kind = \"faster\"", "kind = \"faster\"\nfloor = \"low\"", "45:9", "expected a number"),
         ("kind = \"faster\"", "kind = \"faster\"\nfloor = -1", "45:9", "above 0"),
         ("kind = \"faster\"", "kind = \"faster\"\nexceptions = 1", "45:14", "expected a floor"),
+        ("kind = \"faster\"", "kind = \"faster\"\nmonotone = 1.02", "45:12", "expected a floor"),
+        (
+            "kind = \"faster\"",
+            "kind = \"faster\"\nfloor = 0.9\nmonotone = 1.02",
+            "46:12",
+            "at least its inverse",
+        ),
+        (
+            "kind = \"faster\"",
+            "kind = \"faster\"\nfloor = 0.9\nmonotone = 0.9",
+            "46:12",
+            "from 1 on and below 2",
+        ),
         ("kind = \"faster\"", "kind = \"reaches\"\nshare = 0.9\nfloor = 0.9", "", ""),
         ("[boundary]", "[boundary", "", "boundary"),
     ];
