@@ -4,6 +4,7 @@
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod candidates;
 mod python;
 #[path = "../support/mod.rs"]
 mod support;
