@@ -1,13 +1,14 @@
 //! Either operation with weights, of elements or quantised: parameters on the host, and the layer
 //! packed from them.
 
+use anyhow::bail;
 use swiglu::{
     CoreError, Device, Element, ErrorKind, GatedLinear, GatedLinearParams, HostWeights, MatrixMut,
     MatrixRef, Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path, Plan, Problem,
     QuantizedGatedLinearParams, QuantizedMlpParams, SavePolicy,
 };
 use swiglu_core::bounds::{self, Reference};
-use swiglu_cuda::{DeviceMatrixMut, DeviceMatrixRef, Stream};
+use swiglu_cuda::{Candidate, Cuda, CudaError, DeviceMatrixMut, DeviceMatrixRef, Stream};
 use swiglu_lab::CaseOp;
 
 /// Parameters of either operation, for inputs and outputs of T.
@@ -228,4 +229,32 @@ impl Packed {
     ) -> swiglu::Result<()> {
         either!(self, layer => layer.forward_on(stream, x, out))
     }
+}
+
+/// A call of a layer on a CUDA device by one of its candidates.
+pub(crate) type ByCandidate<T> = Box<
+    dyn Fn(
+        &Stream,
+        &Candidate,
+        DeviceMatrixRef<'_, T>,
+        DeviceMatrixMut<'_, T>,
+    ) -> Result<(), CudaError>,
+>;
+
+/// A layer of either operation, with weights packed on the device.
+pub(crate) fn by_candidate<T: Element>(
+    cuda: &Cuda,
+    params: &Params<'_, T>,
+) -> anyhow::Result<ByCandidate<T>> {
+    Ok(match params {
+        Params::GatedLinear(params) => {
+            let layer = swiglu_cuda::GatedLinear::new(cuda, params)?;
+            Box::new(move |stream, by, x, out| layer.forward_by(stream, by, x, out))
+        }
+        Params::Mlp(params) => {
+            let layer = swiglu_cuda::Mlp::new(cuda, params)?;
+            Box::new(move |stream, by, x, out| layer.forward_by(stream, by, x, out))
+        }
+        _ => bail!("quantised weights have one way"),
+    })
 }

@@ -100,6 +100,28 @@ pub struct ProfileDef {
     /// `eager+fast`, the weakest, for all others.
     #[serde(default, with = "text::option", skip_serializing_if = "Option::is_none")]
     pub numerics: Option<Numerics>,
+    /// It is the fastest of so many ways at most, of which a case may have fewer or none: the peer is asked for one
+    /// after the other by the option `candidate`, from 1 on. All of them take turns; the fastest is recorded, with its plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_of: Option<usize>,
+}
+
+/// The option that names one of several ways.
+const CANDIDATE: &str = "candidate";
+/// More ways than this are not one profile's.
+const MOST_WAYS: usize = 64;
+
+impl ProfileDef {
+    /// Its ways, each as a profile of the same name.
+    pub(crate) fn ways(&self) -> Vec<Self> {
+        let Some(most) = self.best_of else { return vec![self.clone()] };
+        let way = |at: usize| {
+            let mut way = self.clone();
+            way.options.insert(CANDIDATE.into(), at.into());
+            way
+        };
+        (1..=most).map(way).collect()
+    }
 }
 
 named! {

@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::case::Case;
 use crate::definition::{Against, Claim, Experiment};
 use crate::format::interval;
 use crate::record::{Interval, Opened, QUICK, Record, ResultEntry, Status};
@@ -48,7 +49,7 @@ pub struct RecordVerdict {
     pub aggregate: Option<Interval>,
     /// Each case that could be compared.
     pub cases: Vec<CaseRatio>,
-    /// Cases below the floor, with their figures.
+    /// Cases below the floor, with their figures, then those that take longer than one with more tokens.
     pub exceptions: Vec<CaseRatio>,
     /// Cases whose clock changed while they were measured, a second time too where there was one.
     pub marks: Vec<String>,
@@ -178,13 +179,14 @@ impl RecordVerdict {
         }
         let ratios: Vec<Interval> = cases.iter().map(|c| c.ratio).collect();
         let below = |c: &&CaseRatio| claim.floor.is_some_and(|floor| c.ratio.value < floor);
+        let falls = falls(experiment, record).into_iter().map(|fall| fall.0);
         let mut verdict = Self {
             state: VerdictState::Inconclusive,
             machine: record.machine.name.clone(),
             run_id: record.run_id.clone(),
             finished: record.finished.clone(),
             aggregate: stats::geometric_mean(&ratios),
-            exceptions: cases.iter().filter(below).cloned().collect(),
+            exceptions: cases.iter().filter(below).cloned().chain(falls).collect(),
             cases,
             marks,
             reasons: Vec::new(),
@@ -257,6 +259,52 @@ impl RecordVerdict {
         };
         format!("{}, {cases}{exceptions}", interval(aggregate))
     }
+}
+
+/// The keys of cases that are exceptions, or that one is behind, if the subject was prepared less often than this.
+pub(crate) fn outside(experiment: &Experiment, record: &Record, enough: usize) -> BTreeSet<String> {
+    let verdict = RecordVerdict::of(experiment, record);
+    let beside = falls(experiment, record).into_iter().map(|(_, faster)| faster);
+    let keys = verdict.exceptions.into_iter().map(|found| found.case_key).chain(beside);
+    let few = |key: &String| {
+        let entry = record.entry(key, &experiment.claim.subject);
+        entry.is_some_and(|entry| entry.preparations.len() < enough)
+    };
+    keys.filter(few).collect()
+}
+
+/// Cases in which the subject takes longer than a monotone claim allows beside a case with more tokens, by the fastest of
+/// those, whose key stands beside it.
+fn falls(experiment: &Experiment, record: &Record) -> Vec<(CaseRatio, String)> {
+    let Claim { subject, monotone: Some(most), .. } = &experiment.claim else { return Vec::new() };
+    let mut alike: BTreeMap<String, Vec<(usize, &ResultEntry, f64)>> = BTreeMap::new();
+    for case in &experiment.cases {
+        if let Ok((entry, us)) = measured(record, &case.key(), subject) {
+            let group = Case { m: 0, ..case.clone() }.key();
+            alike.entry(group).or_default().push((case.m, entry, us));
+        }
+    }
+    let mut falls = Vec::new();
+    for mut counts in alike.into_values() {
+        counts.sort_by_key(|(m, ..)| std::cmp::Reverse(*m));
+        let Some(mut fastest) = counts.first().copied() else { continue };
+        for (m, entry, us) in counts {
+            let (more, faster, least) = fastest;
+            if us > most * least {
+                let value = least / us;
+                // They were measured one after the other, so their preparations are no pairs, and drawn as if they were.
+                let alone = Interval { value, ci95: [f64::NAN; 2] };
+                let ratio = entry.speed_over(faster).unwrap_or(alone);
+                let against = format!("{subject} with {more} tokens");
+                let fall = CaseRatio { case_key: entry.case_key.clone(), against, ratio };
+                falls.push((fall, faster.case_key.clone()));
+            }
+            if us < least {
+                fastest = (m, entry, us);
+            }
+        }
+    }
+    falls
 }
 
 /// One reason for many cases.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use swiglu_lab::record::Store;
+use swiglu_lab::record::{Opened, Store};
 use swiglu_lab::{CaseOp, Decision, DeviceKind, Experiment, Verdict, VerdictState};
 
 /// What the lab may weigh in the tree; older records are in the history.
@@ -31,6 +31,27 @@ fn the_lab_stays_small() {
         ["decisions", "experiments", "peers", "records"].map(|part| bytes(&lab().join(part)));
     assert!(parts.iter().all(|part| *part > 0), "{parts:?}");
     assert!(parts.iter().sum::<u64>() <= MOST_BYTES, "{parts:?}");
+}
+
+/// Of a sweep over hundreds of numbers of tokens a record has a row for each, in which hardly more than figures stand.
+#[test]
+fn rows_of_a_record_give_it_back_and_are_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = Store::new(lab().join("records"));
+    let again = Store::new(dir.path());
+    let (mut before, mut after) = (0, 0);
+    for experiment in Experiment::read_dir(&lab().join("experiments")).unwrap() {
+        for opened in kept.of_experiment(&experiment.unwrap().id).unwrap().0 {
+            let path = dir.path().join("record.json");
+            let _ = fs::remove_file(&path);
+            let mut record = opened.record;
+            again.write(&mut record, &path).unwrap();
+            assert_eq!(Opened::read(&path).unwrap().record, record, "{}", opened.path.display());
+            before += bytes(&opened.path);
+            after += bytes(&path);
+        }
+    }
+    assert!(after > 0 && after <= before, "{after} of {before} bytes");
 }
 
 /// Without AVX-512 a step of PyTorch in bfloat16 takes minutes: a run of both would never be complete there.

@@ -7,6 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use swiglu_lab::record::Opened;
 
 use crate::support::{self, Ended, Files, definition, end};
 
@@ -118,8 +119,9 @@ impl Lab {
             if path.is_dir() {
                 records.extend(self.records_below(&path));
             } else if path.parent().unwrap().parent().unwrap().ends_with("records") {
-                let text = fs::read(&path).unwrap_or_default();
-                records.extend(serde_json::from_slice::<Value>(&text));
+                // As a document has it.
+                let opened = Opened::read(&path);
+                records.extend(opened.map(|o| serde_json::to_value(o.record).unwrap()));
             }
         }
         records

@@ -91,7 +91,7 @@ fn a_job_that_was_never_submitted_is_forgotten_when_it_is_cancelled() {
 #[test]
 fn a_job_that_is_killed_twice_goes_on_twice() {
     let lab = Lab::slow();
-    lab.fake("plan", "PREEMPTED 2\nNODE_FAIL 6\n");
+    lab.fake("plan", "PREEMPTED 1\nNODE_FAIL 3\n");
     let ended = lab.run(&["--on", "fake"]);
     let document = done(&ended);
     assert_eq!((&document["executor"]["resumed"], lab.submitted().len()), (&2.into(), 3));

@@ -4,6 +4,7 @@
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod candidates;
 mod python;
 #[path = "../support/mod.rs"]
 mod support;
@@ -317,6 +318,8 @@ fn every_definition_of_the_lab_is_read() {
         "cpu-quantized-mlp",
         "cpu-quantized-mlp-one-thread",
         "allocation-and-packing",
+        "token-counts-gated-linear",
+        "token-counts-mlp",
     ];
     for id in required {
         assert!(ids.contains(&id), "{id} in {ids:?}");

@@ -134,6 +134,7 @@ fn of_step(
         numerics: None,
         refusal,
         predicted_us: seconds.map(|seconds| seconds * 1e6),
+        expected_us: seconds.map(|seconds| seconds * 1e6),
         measured_us: None,
         reason,
     }

@@ -48,6 +48,8 @@ pub struct Candidate {
     pub refusal: Option<String>,
     /// Microseconds that the cost model alone expects, where it computes the problem.
     pub predicted_us: Option<f64>,
+    /// Microseconds that plans go by: the same, corrected by what was measured near.
+    pub expected_us: Option<f64>,
     /// Microseconds that were measured for this very problem.
     pub measured_us: Option<f64>,
     /// Why, or why not.
@@ -315,6 +317,7 @@ impl Cuda {
                 numerics: Some(problem.numerics),
                 refusal: None,
                 predicted_us: None,
+                expected_us: None,
                 measured_us: None,
                 reason: plan.reason,
             }];
@@ -394,6 +397,7 @@ impl Cuda {
             numerics,
             refusal: check.err().map(|obstacle| obstacle.to_string()),
             predicted_us: numerics.map(|_| steps.seconds(model, problem) * 1e6 * passes as f64),
+            expected_us: seconds.map(|seconds| seconds * 1e6 * passes as f64),
             measured_us,
             reason,
         }

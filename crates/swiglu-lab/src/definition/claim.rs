@@ -22,6 +22,8 @@ pub struct Claim {
     pub kind: ClaimKind,
     /// A case whose ratio is below this is an exception.
     pub floor: Option<f64>,
+    /// A case that takes more than so many times as long as one with more tokens, and all else alike, is an exception too.
+    pub monotone: Option<f64>,
     /// So many exceptions leave the claim standing.
     pub exceptions: usize,
 }
@@ -93,6 +95,7 @@ pub(super) struct RawClaim {
     goal: Option<Spanned<Value>>,
     share: Option<Spanned<Value>>,
     floor: Option<Spanned<Value>>,
+    monotone: Option<Spanned<Value>>,
     exceptions: Option<Spanned<u32>>,
 }
 
@@ -120,6 +123,12 @@ pub(super) fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -
     let goal = number("goal", &raw.goal, "from 1 on", |x| *x >= 1.0)?;
     let share = number("share", &raw.share, "above 0 and at most 1", |x| *x > 0.0 && *x <= 1.0)?;
     let floor = number("floor", &raw.floor, "above 0", |x| *x > 0.0)?;
+    let of_more = |x: &f64| (1.0..2.0).contains(x);
+    let monotone = number("monotone", &raw.monotone, "from 1 on and below 2", of_more)?;
+    if let (Some(x), Some(raw)) = (monotone, &raw.monotone) {
+        let message = format!("claim.monotone = {x}: expected a floor, of at least its inverse");
+        place.expect(floor.is_some_and(|floor| floor * x >= 1.0), raw, message)?;
+    }
     let kind = match (raw.kind.get_ref().as_str(), goal, share) {
         ("faster", goal, None) => ClaimKind::Faster { goal: goal.unwrap_or(1.0) },
         ("not-slower", None, None) => ClaimKind::NotSlower,
@@ -142,6 +151,7 @@ pub(super) fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -
         against,
         kind,
         floor,
+        monotone,
         exceptions: raw.exceptions.map_or(0, |n| n.into_inner() as usize),
     })
 }

@@ -8,16 +8,13 @@ use swiglu_core::{Activation, Arrangement, DType, Numerics, Orientation, Quantiz
 use toml::Spanned;
 
 use super::claim::{RawClaim, claim};
-use super::values::{Extent, Many};
-use super::{DEFINITION_SCHEMA, Experiment, METRICS, Pace, ProfileDef};
+use super::values::{Counts, Extent, MAX_CASES, Many};
+use super::{CANDIDATE, DEFINITION_SCHEMA, Experiment, METRICS, MOST_WAYS, Pace, ProfileDef};
 use crate::case::{Case, CaseOp, DeviceKind, Heat};
 use crate::error::Result;
 use crate::files::file_stem;
 use crate::place::{NAME, Place, is_name};
 use crate::text::Named;
-
-/// More cases than this are a slip of the sweep, not an experiment.
-const MAX_CASES: usize = 10_000;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,7 +45,7 @@ type Sweeps = Spanned<Vec<Spanned<RawCases>>>;
 #[serde(deny_unknown_fields)]
 struct RawCases {
     op: CaseOp,
-    m: Spanned<Many<Extent>>,
+    m: Spanned<Many<Counts>>,
     shapes: Spanned<Vec<Spanned<Shape>>>,
     dtype: Many<Named<DType>>,
     /// Types of quantised weights; without them weights are of `dtype`.
@@ -159,6 +156,11 @@ fn profiles(raw: &Spanned<Vec<Spanned<ProfileDef>>>, place: &Place<'_>) -> Resul
         }
         let message = format!("profile id `{}` is taken: expected a unique id", p.id);
         place.expect(ids.insert(&p.id), profile, message)?;
+        let Some(most) = p.best_of else { continue };
+        let message = format!("best_of = {most}: expected a whole number from 1 to {MOST_WAYS}");
+        place.expect((1..=MOST_WAYS).contains(&most), profile, message)?;
+        let message = format!("option {CANDIDATE}: best_of gives it; expected no other");
+        place.expect(!p.options.contains_key(CANDIDATE), profile, message)?;
     }
     Ok(raw.get_ref().iter().map(|p| p.get_ref().clone()).collect())
 }
@@ -214,7 +216,7 @@ fn expand(device: DeviceKind, sweep: &RawCases, place: &Place<'_>) -> Result<Vec
         let model = &shape.get_ref().model;
         let of = |m, dtype| Case::new(device, sweep.op, [m, hidden, intermediate], dtype);
         let weights = weights(sweep, &of(1, DType::F32), place)?;
-        for &Extent(m) in &sweep.m.get_ref().0 {
+        for &m in sweep.m.get_ref().0.iter().flat_map(|Counts(m)| m) {
             for &Named(dtype) in &sweep.dtype.0 {
                 let mut cases = vec![Case { model: model.clone(), ..of(m, dtype) }];
                 vary(&mut cases, &weights, |case, weights| case.weights = weights);

@@ -2,6 +2,7 @@
 
 mod lock;
 mod result;
+mod rows;
 mod schema;
 mod store;
 

@@ -113,10 +113,11 @@ impl ResultEntry {
         stats::ratio(value, &other.preparations, &self.preparations, seed)
     }
 
-    /// Adds preparations of the same case. One that could not be measured leaves what is known alone; a
-    /// result that is wrong once is wrong.
+    /// Adds preparations of the same case. One that could not be measured leaves what is known alone, and so does another
+    /// way, of several that a profile is the fastest of; a result that is wrong once is wrong.
     pub(crate) fn extend(&mut self, more: ResultEntry) {
-        if more.status == Status::Failed {
+        let other_way = more.status == Status::Ok && more.plan != self.plan;
+        if more.status == Status::Failed || other_way {
             return;
         }
         if self.status == Status::Ok && more.status != Status::Ok {

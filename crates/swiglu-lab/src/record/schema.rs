@@ -11,8 +11,10 @@ use crate::definition::{Experiment, Pace, ProfileDef, Role};
 use crate::executor::ExecutorKind;
 use crate::profile::{Ceiling, Ceilings, KernelCounters};
 
-/// The schema that this program writes and reads.
-pub const RECORD_SCHEMA: u32 = 2;
+/// The schema that this program writes; it also reads 2, which has no rows.
+pub const RECORD_SCHEMA: u32 = 3;
+/// The oldest schema that it reads.
+pub(super) const OLDEST_SCHEMA: u32 = 2;
 
 /// One run of an experiment on one machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

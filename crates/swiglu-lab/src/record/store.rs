@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::lock::{Locks, Measured, RunLock};
-use super::schema::{RECORD_SCHEMA, Record};
+use super::rows;
+use super::schema::{OLDEST_SCHEMA, RECORD_SCHEMA, Record};
 use crate::error::{LabError, Result};
 use crate::files::{entries, file_name, file_stem, sha256, write_whole};
 
@@ -220,7 +221,9 @@ impl Store {
 
     /// Writes a record, whatever is there.
     pub(crate) fn replace(&self, record: &mut Record, path: &Path) -> Result<()> {
-        let mut value = serde_json::to_value(&*record).map_err(LabError::io("write", path))?;
+        record.schema = RECORD_SCHEMA;
+        let value = serde_json::to_value(&*record).map_err(LabError::io("write", path))?;
+        let mut value = rows::pack(value);
         record.content_hash = content_hash(&value);
         value["content_hash"] = record.content_hash.clone().into();
         self.keep(laid_out(&value).as_bytes(), path)
@@ -277,9 +280,11 @@ impl Record {
             refuse(format!("not JSON ({e})"), advice)
         })?;
         match value.get("schema") {
-            Some(schema) if *schema == RECORD_SCHEMA => {}
+            Some(schema) if [OLDEST_SCHEMA, RECORD_SCHEMA].iter().any(|known| schema == known) => {}
             Some(other) => {
-                let why = format!("record schema {other}, this program reads {RECORD_SCHEMA}");
+                let why = format!(
+                    "record schema {other}, this program reads {OLDEST_SCHEMA} and {RECORD_SCHEMA}"
+                );
                 return Err(refuse(why, "use the version of the program that wrote it"));
             }
             None => {
@@ -292,9 +297,15 @@ impl Record {
             let why = "its content hash does not fit its content".to_owned();
             return Err(refuse(why, "it was edited or damaged: restore it, or measure again"));
         }
-        serde_json::from_value(value).map_err(|e| {
-            refuse(format!("not a record of schema {RECORD_SCHEMA} ({e})"), "measure again")
-        })
+        let of_schema = value["schema"].clone();
+        let other = |why: String| {
+            refuse(format!("not a record of schema {of_schema} ({why})"), "measure again")
+        };
+        let value = match value.get("rows") {
+            Some(_) => rows::unpack(value).ok_or_else(|| other("its rows are no rows".into()))?,
+            None => value,
+        };
+        serde_json::from_value(value).map_err(|e| other(e.to_string()))
     }
 }
 

@@ -13,6 +13,11 @@ use crate::verdict::RecordVerdict;
 /// So many sizes become columns of a table; more become rows.
 const COLUMNS: usize = 4;
 
+/// Of more cases than this, in rows, the least are shown.
+const ROWS: usize = 100;
+/// So many then.
+const LEAST: usize = 12;
+
 /// How the third line of the document begins.
 const MARK: &str = "Written by `swiglu lab report --measured`";
 /// How to read it.
@@ -109,7 +114,14 @@ fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {
                 .collect()
         };
         let heads = ["case", "ours", "best of the others", "ratio"].map(str::to_owned);
-        push_table(out, &heads, e.cases.iter().map(row).collect());
+        let mut cases: Vec<&Case> = e.cases.iter().collect();
+        if cases.len() > ROWS {
+            let ratio = |case: &Case| verdict.case(&case.key()).map_or(0.0, |c| c.ratio.value);
+            cases.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+            cases.truncate(LEAST);
+            *out += &format!("\nOf {} cases the {LEAST} with the least ratios:\n", e.cases.len());
+        }
+        push_table(out, &heads, cases.into_iter().map(row).collect());
     }
 }
 

@@ -15,8 +15,11 @@ use crate::profile::Ceilings;
 use crate::record::{Record, Status};
 use crate::verdict::RecordVerdict;
 
+/// More bars than this are no picture: the least are shown.
+const MOST_BARS: usize = 60;
+
 /// The claim's ratio in each case, from the limit that it must reach; with the rival where there is room.
-fn claimed(entry: &Entry, verdict: &RecordVerdict, width: Width) -> (f64, Bars) {
+fn claimed(entry: &Entry, verdict: &RecordVerdict, width: Width, at_a_glance: bool) -> (f64, Bars) {
     let e = &entry.experiment;
     let (limit, labels) = (e.claim.kind.limit(), Labels::of(e.cases.iter()));
     let bar = |case: &Case| {
@@ -31,19 +34,21 @@ fn claimed(entry: &Entry, verdict: &RecordVerdict, width: Width) -> (f64, Bars) 
             series: usize::from(found.ratio.value < limit),
         })
     };
-    let bars: Vec<Bar> = e.cases.iter().filter_map(bar).collect();
+    let mut bars: Vec<Bar> = e.cases.iter().filter_map(bar).collect();
     let behind = bars.iter().filter(|b| b.series > 0).count();
-    let bars = Bars {
-        title: format!("{}, case by case", e.claim.subject),
-        description: format!("Speed in {} cases, {behind} of them below {limit}.", bars.len()),
-        bars,
-    };
+    let description = format!("Speed in {} cases, {behind} of them below {limit}.", bars.len());
+    if bars.len() > MOST_BARS && !at_a_glance {
+        bars.sort_by(|a, b| a.ratio.value.total_cmp(&b.ratio.value));
+        bars.truncate(MOST_BARS);
+    }
+    let title = format!("{}, case by case", e.claim.subject);
+    let bars = Bars { title, description, bars };
     (limit, bars)
 }
 
 /// It at a glance.
 pub(super) fn thumb(entry: &Entry) -> Option<Markup> {
-    let (limit, bars) = claimed(entry, entry.verdict.decisive()?, Width::Narrow);
+    let (limit, bars) = claimed(entry, entry.verdict.decisive()?, Width::Narrow, true);
     bars.thumb(limit).map(PreEscaped)
 }
 
@@ -55,10 +60,11 @@ pub(super) fn answer(entry: &Entry, verdict: &RecordVerdict) -> Option<Markup> {
         "How many times as fast " b { (claim.subject) } " is, case by case. Bars begin at " (limit)
         @if claim.kind.goal() > limit { "; in the mean the claim asks for " (claim.kind.goal()) }
         @else { ", the least that the claim asks for" }
+        @if verdict.cases.len() > MOST_BARS { "; of " (verdict.cases.len()) " cases the least " (MOST_BARS) }
         ". Blue is above it, orange below; thin lines are 95 % intervals."
     };
     let draw = |width| {
-        let (limit, bars) = claimed(entry, verdict, width);
+        let (limit, bars) = claimed(entry, verdict, width, false);
         bars.svg(limit, width)
     };
     figure(draw, &caption)

@@ -120,8 +120,11 @@ impl<'a, 'p> CaseRun<'a, 'p> {
 
     /// What becomes of a profile that was given up, which whoever watches is told.
     fn trouble(&mut self, profile: usize, status: Status, reason: String) -> ResultEntry {
-        let id = &self.profiles[profile].id;
-        (self.watch)(Event::Trouble { profile: id, reason: &reason });
+        let ProfileDef { id, best_of, .. } = self.profiles[profile];
+        // A case has as many ways as it has.
+        if best_of.is_none() || status != Status::Unsupported {
+            (self.watch)(Event::Trouble { profile: id, reason: &reason });
+        }
         ResultEntry::without_times(self.case, id, status, Some(reason))
     }
 

@@ -3,6 +3,7 @@
 mod measure;
 pub(crate) mod peers;
 mod run;
+mod ways;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub struct RunOptions {
     pub limits: Limits,
     /// Prepare profiles more often until the claim is decided, for at most so long after the run.
     pub until_decided: Option<Duration>,
+    /// End after the case in progress once so much time has passed, as if asked to stop.
+    pub time_limit: Option<Duration>,
     /// Pause between turns of different peers on the CPU.
     pub settle: Duration,
     /// Where this happens, if an executor started it.
@@ -68,6 +71,7 @@ impl RunOptions {
             },
             limits: Limits::default(),
             until_decided: None,
+            time_limit: None,
             settle: SETTLE,
             executor: None,
             stop: Arc::default(),
@@ -152,6 +156,8 @@ pub enum Event<'a> {
     },
     /// The claim is not decided: every case is prepared so many times more.
     Deciding(usize),
+    /// So many cases are outside of the claim's margin after few preparations, and are measured anew with more.
+    Again(usize),
     /// A case is done and written, with these results.
     Done(&'a [ResultEntry]),
 }
@@ -163,7 +169,7 @@ pub struct Finished {
     pub path: PathBuf,
     /// What it holds.
     pub record: Record,
-    /// Whether it was asked to stop, with cases left.
+    /// Whether it was asked to stop, or its time was over, with cases left.
     pub stopped: bool,
 }
 

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::measure::{CaseRun, Outcome};
 use super::peers::Peers;
+use super::ways;
 use super::{Event, Finished, Laboratory, PREPARATIONS, RunOptions};
 use crate::case::Case;
 use crate::definition::{Experiment, ProfileDef};
 use crate::error::{LabError, Result};
 use crate::files::now;
 use crate::record::{CaseFacts, Opened, ProtocolUsed, RECORD_SCHEMA, Record, ResultEntry, Status};
-use crate::verdict::RecordVerdict;
+use crate::verdict::{RecordVerdict, outside};
 
 pub(super) struct Run<'a> {
     lab: &'a Laboratory<'a>,
@@ -22,6 +23,7 @@ pub(super) struct Run<'a> {
     peers: Peers<'a>,
     path: PathBuf,
     record: Record,
+    begun: Instant,
 }
 
 impl<'a> Run<'a> {
@@ -33,6 +35,7 @@ impl<'a> Run<'a> {
         options: &RunOptions,
         watch: &'a mut dyn FnMut(Event<'_>),
     ) -> Result<Self> {
+        let begun = Instant::now();
         options.validate(experiment)?;
         let mut options = options.clone();
         options.protocol.pace = experiment.pace;
@@ -51,7 +54,7 @@ impl<'a> Run<'a> {
             }
         };
         let peers = Peers::new(lab.commands, experiment.device, options.limits);
-        Ok(Self { lab, experiment, options, watch, peers, path, record })
+        Ok(Self { lab, experiment, options, watch, peers, path, record, begun })
     }
 
     pub(super) fn finish(mut self) -> Result<Finished> {
@@ -65,9 +68,12 @@ impl<'a> Run<'a> {
             kept: cases.len() - missing.len(),
             path: &self.path,
         });
-        let mut stopped = false;
-        for case in missing {
-            stopped = self.options.is_stopped() || !self.measure(case, &profiles)?;
+        let (mut stopped, last) = (false, missing.len());
+        for (i, case) in missing.into_iter().enumerate() {
+            let options = self.options.clone();
+            stopped = options.is_stopped()
+                || !self.measure(case, &profiles, &options)?
+                || i + 1 < last && self.is_late();
             if stopped {
                 break;
             }
@@ -81,6 +87,10 @@ impl<'a> Run<'a> {
         Ok(Finished { path: self.path, record: self.record, stopped })
     }
 
+    fn is_late(&self) -> bool {
+        self.options.time_limit.is_some_and(|limit| self.begun.elapsed() >= limit)
+    }
+
     /// Whether a case has a result of each profile, and none that lacked its peer could be had now.
     fn is_done(&mut self, case: &Case, profiles: &[&ProfileDef]) -> bool {
         let key = case.key();
@@ -92,7 +102,12 @@ impl<'a> Run<'a> {
     }
 
     /// Measures and writes a case; false if it was cut short.
-    fn measure(&mut self, case: &Case, wanted: &[&ProfileDef]) -> Result<bool> {
+    fn measure(
+        &mut self,
+        case: &Case,
+        wanted: &[&ProfileDef],
+        options: &RunOptions,
+    ) -> Result<bool> {
         (self.watch)(Event::Case(case));
         let key = case.key();
         // A case that was measured in part is measured anew, with what it had: only neighbours in time
@@ -109,7 +124,9 @@ impl<'a> Run<'a> {
         };
         // Whoever ends a job may end its peers, too: that is no result of theirs.
         let cut_short = |outcome: &Outcome| outcome.broken && self.options.is_stopped();
-        let mut run = CaseRun::new(case, &profiles, &self.options, &mut self.peers, self.watch);
+        let ways: Vec<ProfileDef> = profiles.iter().flat_map(|p| p.ways()).collect();
+        let ways: Vec<&ProfileDef> = ways.iter().collect();
+        let mut run = CaseRun::new(case, &ways, options, &mut self.peers, self.watch);
         let mut outcome = run.run();
         // Once: where a clock changes again, the case keeps the mark.
         let drifted = facts(&outcome, false).drift().is_some();
@@ -123,29 +140,57 @@ impl<'a> Run<'a> {
         self.record.cases.insert(key.clone(), facts(&outcome, repeated));
         self.record.results.retain(|entry| entry.case_key != key);
         let first = self.record.results.len();
-        self.record.results.extend(outcome.results);
+        self.record.results.extend(ways::fastest(&profiles, outcome.results));
         self.save()?;
         (self.watch)(Event::Done(&self.record.results[first..]));
         Ok(true)
     }
 
-    /// Prepares every case more often until noise no longer forbids an answer, or the time is over; true
-    /// if it was asked to stop.
+    /// Measures cases outside of the claim's margin anew, then prepares every case more often until noise no longer
+    /// forbids an answer, or the time is over; true if it was asked to stop.
     fn decide(&mut self, limit: Duration) -> Result<bool> {
         let begun = Instant::now();
+        if self.again()? {
+            return Ok(true);
+        }
         loop {
             let undecided = RecordVerdict::of(self.experiment, &self.record).undecided;
             let Some(more) = undecided.and_then(|u| u.preparations) else { return Ok(false) };
             let more = more.clamp(2, PREPARATIONS);
             (self.watch)(Event::Deciding(more));
             for case in &self.experiment.cases {
-                if self.options.is_stopped() {
+                if self.options.is_stopped() || self.is_late() {
                     return Ok(true);
                 }
                 if begun.elapsed() > limit {
                     return Ok(false);
                 }
                 self.prepare_more(case, more)?;
+            }
+        }
+    }
+
+    /// Measures each case that is outside of the claim's margin after fewer preparations than usual once more, with as many
+    /// as usual, in place of what it had: those few were what put it there. True if it was asked to stop.
+    fn again(&mut self) -> Result<bool> {
+        let experiment = self.experiment;
+        let mut options = self.options.clone();
+        options.protocol.preparations = PREPARATIONS;
+        let profiles: Vec<&ProfileDef> = experiment.profiles.iter().collect();
+        loop {
+            let outside = outside(experiment, &self.record, PREPARATIONS);
+            if outside.is_empty() {
+                return Ok(false);
+            }
+            (self.watch)(Event::Again(outside.len()));
+            // A new figure of one may put another outside.
+            for case in experiment.cases.iter().filter(|case| outside.contains(&case.key())) {
+                if self.is_late()
+                    || options.is_stopped()
+                    || !self.measure(case, &profiles, &options)?
+                {
+                    return Ok(true);
+                }
             }
         }
     }
@@ -164,9 +209,12 @@ impl<'a> Run<'a> {
         };
         let profiles: Vec<&ProfileDef> = self.experiment.profiles.iter().filter(counts).collect();
         (self.watch)(Event::Case(case));
-        let outcome = CaseRun::new(case, &profiles, &options, &mut self.peers, self.watch).run();
-        (self.watch)(Event::Done(&outcome.results));
-        for result in outcome.results {
+        let ways: Vec<ProfileDef> = profiles.iter().flat_map(|p| p.ways()).collect();
+        let ways: Vec<&ProfileDef> = ways.iter().collect();
+        let outcome = CaseRun::new(case, &ways, &options, &mut self.peers, self.watch).run();
+        let results = ways::fastest(&profiles, outcome.results);
+        (self.watch)(Event::Done(&results));
+        for result in results {
             let same = |e: &&mut ResultEntry| e.case_key == key && e.profile == result.profile;
             if let Some(entry) = self.record.results.iter_mut().find(same) {
                 entry.extend(result);

@@ -18,6 +18,7 @@ fn profile(role: Role) -> ProfileDef {
         options: serde_json::Map::new(),
         role,
         numerics: None,
+        best_of: None,
     }
 }
 

@@ -32,6 +32,16 @@ fn arrays_multiply_and_single_values_are_arrays_of_one() {
 }
 
 #[test]
+fn numbers_of_tokens_are_given_as_ranges_too() {
+    let e = parse(&with("m = [8, 16]", "m = [\"1..=3\", \"65..=193 by 64\", 16]")).unwrap();
+    let counts: Vec<usize> = e.cases.iter().map(|case| case.m).collect();
+    assert_eq!(counts, [1, 2, 3, 65, 129, 193, 16]);
+    // The notation is not what is measured.
+    let (one, other) = (with("[8, 16]", "\"8..=16 by 8\""), with("[8, 16]", "[8, 16]"));
+    assert_eq!(parse(&one).unwrap().definition_hash, parse(&other).unwrap().definition_hash);
+}
+
+#[test]
 fn gradients_are_an_operation_of_the_activation() {
     let gradients = |more: &str| {
         let text = with("m = [8, 16]", &format!("m = [8, 16]{more}"));
@@ -127,6 +137,19 @@ fn broken_definitions_are_refused_with_line_and_column() {
         ("m = [8, 16]", "m = [-1]", "33", "`-1`, expected a whole number from 1"),
         ("m = [8, 16]", "m = 1.5", "33", "`1.5`, expected a whole number from 1"),
         ("m = [8, 16]", "m = 1_000_000_000_000", "33", "from 1 to 1073741824"),
+        ("m = [8, 16]", "m = \"8..=7\"", "33", "or a range of at most 10000 such as"),
+        ("m = [8, 16]", "m = \"0..=7\"", "33", "\"0..=7\", expected a whole number"),
+        ("m = [8, 16]", "m = \"1..=8 by 2\"", "33", "which its steps end"),
+        ("m = [8, 16]", "m = \"1..=8 by 0\"", "33", "\"1..=8 by 0\", expected"),
+        ("m = [8, 16]", "m = \"1..=900000000\"", "33", "at most 10000"),
+        ("m = [8, 16]", "m = [\"1..=9\", 9]", "31:1", "m=9 intermediate=32 f32 swiglu"),
+        ("role = \"baseline\"", "role = \"baseline\"\nbest_of = 65", "16:1", "from 1 to 64"),
+        (
+            "options = { path = \"fused\" }",
+            "options = { candidate = 1 }\nbest_of = 2",
+            "10:1",
+            "best_of gives it",
+        ),
         ("m = [8, 16]", "m = \"all\"", "33", "\"all\", expected a whole number"),
         ("intermediate = 32", "hidden = 4, intermediate = 32", "34:11", "no hidden size"),
         ("op = \"activation\"", "op = \"gated-linear\"", "34:11", "has no `hidden`"),
@@ -150,6 +173,19 @@ fn broken_definitions_are_refused_with_line_and_column() {
         ("kind = \"faster\"", "kind = \"faster\"\nfloor = \"low\"", "45:9", "expected a number"),
         ("kind = \"faster\"", "kind = \"faster\"\nfloor = -1", "45:9", "above 0"),
         ("kind = \"faster\"", "kind = \"faster\"\nexceptions = 1", "45:14", "expected a floor"),
+        ("kind = \"faster\"", "kind = \"faster\"\nmonotone = 1.02", "45:12", "expected a floor"),
+        (
+            "kind = \"faster\"",
+            "kind = \"faster\"\nfloor = 0.9\nmonotone = 1.02",
+            "46:12",
+            "at least its inverse",
+        ),
+        (
+            "kind = \"faster\"",
+            "kind = \"faster\"\nfloor = 0.9\nmonotone = 0.9",
+            "46:12",
+            "from 1 on and below 2",
+        ),
         ("kind = \"faster\"", "kind = \"reaches\"\nshare = 0.9\nfloor = 0.9", "", ""),
         ("[boundary]", "[boundary", "", "boundary"),
     ];

@@ -295,6 +295,7 @@ fn a_peer_is_asked_for_one_call_under_the_profiler() {
         options: Default::default(),
         role: swiglu_lab::Role::Ours,
         numerics: None,
+        best_of: None,
     };
     // The stand-in keeps what the peer was told.
     let told = tempfile::NamedTempFile::new().unwrap();

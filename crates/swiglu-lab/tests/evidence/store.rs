@@ -60,8 +60,8 @@ fn a_file_that_cannot_be_believed_is_refused_with_advice() {
         (cut.to_owned(), "not JSON", "measure again"),
         (String::new(), "not JSON", "measure again"),
         ("\u{0}\u{1}garbage".into(), "not JSON", "measure again"),
-        (good.replacen("\"schema\": 2", "\"schema\": 1", 1), "schema 1", "the version"),
-        (good.replacen("\"schema\": 2", "\"scheme\": 2", 1), "no `schema`", "move it"),
+        (good.replacen("\"schema\": 3", "\"schema\": 1", 1), "schema 1", "the version"),
+        (good.replacen("\"schema\": 3", "\"scheme\": 3", 1), "no `schema`", "move it"),
         (good.replacen("\"run_id\": \"r1\"", "\"run_id\": \"r2\"", 1), "hash", "edited"),
         (good.replacen("\"content_hash\": \"", "\"content_hash\": \"0", 1), "hash", "edited"),
         ("[1, 2]".into(), "no `schema`", "move it"),
@@ -77,11 +77,11 @@ fn a_file_that_cannot_be_believed_is_refused_with_advice() {
     }
     // Right by its hash, but not a record.
     let mut value: Value = serde_json::from_str(&good).unwrap();
-    value["results"] = serde_json::json!("none");
+    value["rows"] = serde_json::json!("none");
     value["content_hash"] = content_hash(&value).into();
     fs::write(&path, value.to_string()).unwrap();
     let message = Opened::read(&path).unwrap_err().to_string();
-    assert!(message.contains("not a record of schema 2"), "{message}");
+    assert!(message.contains("not a record of schema 3"), "{message}");
     assert!(Opened::read(&dir.path().join("none.json")).unwrap_err().to_string().contains("read"));
 }
 

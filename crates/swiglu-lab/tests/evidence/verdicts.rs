@@ -91,6 +91,47 @@ fn exceptions_are_listed_and_more_than_the_claim_allows_refute_it() {
 }
 
 #[test]
+fn what_takes_longer_than_more_tokens_is_an_exception_of_a_monotone_claim() {
+    use VerdictState::{Refuted, Supported};
+    let claim = "kind = \"not-slower\"\nfloor = 0.99\nmonotone = 1.02";
+    let text = with("kind = \"faster\"", claim);
+    let text = text.replacen("m = [8, 16]", "m = [8, \"16..=17\", 64, 3]", 1);
+    let e = parse(&text).unwrap();
+    // By the order of the definition: of 8, 16, 17, 64 and 3 tokens.
+    for (ours, found, expected) in [
+        ([1.0, 1.1, 1.2, 3.0, 0.9], &[][..], Supported),
+        // Within the margin.
+        ([1.0, 1.1, 1.09, 3.0, 1.01], &[], Supported),
+        // The fastest with more tokens counts, not the next.
+        ([1.0, 1.3, 1.4, 1.2, 1.1], &[("m=16 ", "64"), ("m=17 ", "64"), ("m=3 ", "8")], Refuted),
+    ] {
+        let of = |c: usize, profile: &str| Ok(if profile == "ours" { ours[c] } else { 9.0 });
+        let (whole, verdict) = told(&e, record(&e, 0.0, of));
+        assert_eq!(whole.state, expected, "{ours:?}: {verdict:?}");
+        let mut exceptions: Vec<String> =
+            verdict.exceptions.iter().map(ToString::to_string).collect();
+        exceptions.sort();
+        assert_eq!(exceptions.len(), found.len(), "{exceptions:?}");
+        for (exception, (case, more)) in exceptions.iter().zip(found) {
+            assert!(exception.contains(case), "{exception}");
+            assert!(exception.ends_with(&format!("of ours with {more} tokens")), "{exception}");
+        }
+    }
+    // Other shapes are no more tokens.
+    let text = text.replacen(
+        "[{ intermediate = 32 }]",
+        "[{ intermediate = 32 }, { intermediate = 8 }]",
+        1,
+    );
+    let e = parse(&text).unwrap();
+    let of = |c: usize, profile: &str| {
+        let ours = [2.0, 2.1, 2.2, 3.0, 1.9, 1.0, 1.1, 1.2, 1.3, 0.9];
+        Ok(if profile == "ours" { ours[c] } else { 9.0 })
+    };
+    assert_eq!(told(&e, record(&e, 0.0, of)).0.state, Supported);
+}
+
+#[test]
 fn the_rival_of_a_case_is_the_fastest_and_never_a_ceiling() {
     let e = experiment();
     let (_, verdict) = state_of(&e, record(&e, 0.0, times(1.5, 1.2)));

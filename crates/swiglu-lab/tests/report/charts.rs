@@ -24,6 +24,19 @@ fn sweep(points: &[(f64, f64)]) -> Sweep {
     }
 }
 
+/// Of hundreds of sizes each is a point of the line, and few have a marker, so that the line is seen.
+#[test]
+fn a_sweep_over_hundreds_of_sizes_is_a_line() {
+    let points: Vec<_> = (1..=200).map(|m| (f64::from(m), 1.0 + f64::from(m % 7) / 50.0)).collect();
+    let series = vec![Series { label: "ours".into(), series: 0, points }];
+    let chart = Sweep { title: "T".into(), description: "D".into(), series };
+    let svg = chart.svg(Width::Wide).unwrap();
+    let line = svg.split("points=\"").filter_map(|s| s.split('"').next());
+    assert_eq!(line.map(|points| points.split(' ').count()).max(), Some(200));
+    let markers = svg.matches("<circle").count();
+    assert!((20..=40).contains(&markers), "{markers}");
+}
+
 fn roofline(points: &[(f64, f64)], memory: f64, compute: &[f64]) -> Roofline {
     let one = |(series, &point)| Series { label: HOSTILE.into(), series, points: vec![point] };
     let ceiling = |&per_second: &f64| Ceiling { name: HOSTILE.into(), per_second };

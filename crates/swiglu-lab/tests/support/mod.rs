@@ -6,6 +6,7 @@
 // Each test program uses its own part of this; a helper of a test ends by panicking.
 #![allow(dead_code, clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -140,7 +141,8 @@ fn fake_peer() {
         }
     };
     let mut case: Option<Case> = None;
-    let (mut samples, mut prepared) = (0, 0);
+    let (mut samples, mut prepared, mut first) = (0, 0, None);
+    let mut ways = BTreeMap::new();
     for line in std::io::stdin().lock().lines() {
         let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
         let id = &request["id"];
@@ -156,6 +158,18 @@ fn fake_peer() {
             ("prepare", "picky") if request["case"]["m"] == 3 => {
                 say(json!({"type": "unsupported", "id": id, "reason": "not 3"}))
             }
+            // Two ways, but with three rows none.
+            ("prepare", "ways") => {
+                let way = request["profile"]["options"]["candidate"].as_u64().unwrap();
+                ways.insert(id.as_u64(), way);
+                case = serde_json::from_value(request["case"].clone()).ok();
+                let known = way <= 2 && request["case"]["m"] != 3;
+                say(match known {
+                    true => json!({"type": "prepared", "id": id, "plan": format!("way {way}"),
+                        "notes": ["plain"]}),
+                    false => json!({"type": "unsupported", "id": id, "reason": "no more ways"}),
+                })
+            }
             ("prepare", "clumsy") => {
                 say(json!({"type": "failed", "id": id, "reason": "out of memory"}))
             }
@@ -164,6 +178,7 @@ fn fake_peer() {
             }
             ("prepare", _) => {
                 prepared += 1;
+                first = first.or(request["case"]["m"].as_u64());
                 log(&["prepare", &id.to_string(), request["profile"]["id"].as_str().unwrap()]);
                 case = serde_json::from_value(request["case"].clone()).ok();
                 samples = 0;
@@ -196,6 +211,16 @@ fn fake_peer() {
                     // The first preparation differs from all others.
                     ("settles", _) => {
                         let us = if prepared == 1 { 10.0 } else { 12.0 };
+                        say(json!({"type": "samples", "id": id, "us": [us, us]}))
+                    }
+                    ("ways", _) => {
+                        let us = if ways[&id.as_u64()] == 1 { 12.0 } else { 11.0 };
+                        say(json!({"type": "samples", "id": id, "us": [us, us]}))
+                    }
+                    // Slow with three rows, in a process that had another case before.
+                    ("late", _) => {
+                        let three = case.as_ref().is_some_and(|case| case.m == 3);
+                        let us = if three && first != Some(3) { 40.0 } else { 10.0 };
                         say(json!({"type": "samples", "id": id, "us": [us, us]}))
                     }
                     // Each preparation finds another place for its data.

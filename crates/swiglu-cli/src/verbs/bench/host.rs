@@ -58,7 +58,13 @@ pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> anyho
 /// A call of the case on a device, to be enqueued on a stream.
 fn call(cuda: &Cuda, case: &Case) -> anyhow::Result<Enqueue<'static>> {
     let (device, stream) = (Device::Cuda(cuda.clone()), cuda.stream());
-    let order = Order { case, options: Default::default(), seed: 1, copies: Some(1) };
+    let order = Order {
+        case,
+        options: Default::default(),
+        seed: 1,
+        copies: Some(1),
+        shared: Default::default(),
+    };
     Ok(Setting::<bf16>::new(&device, cuda, &stream, &order)?.work()?.enqueue)
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct AdHocArgs {
 /// A way of computing a case.
 pub(crate) fn way(id: &str, peer: &str, role: Role, options: Value) -> ProfileDef {
     let options = options.as_object().cloned().unwrap_or_default();
-    ProfileDef { id: id.into(), peer: peer.into(), options, role, numerics: None }
+    ProfileDef { id: id.into(), peer: peer.into(), options, role, numerics: None, best_of: None }
 }
 
 /// Options with a graph on a device, where calls are shorter than what starting them takes.

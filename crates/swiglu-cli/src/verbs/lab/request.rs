@@ -37,8 +37,11 @@ pub(super) struct RunArgs {
     /// How often every profile is prepared anew; fewer take less time and make intervals wider
     #[arg(long, value_name = "N", value_parser = whole(2..=5usize), conflicts_with = "quick")]
     pub(super) preparations: Option<usize>,
-    /// Prepare profiles more often until noise no longer forbids an answer, for at most so many minutes
-    /// after the run [default: 30]
+    /// End after the case in progress once so many minutes have passed; --resume goes on
+    #[arg(long, value_name = "MINUTES", value_parser = whole(1..=600u64))]
+    pub(super) time_limit: Option<u64>,
+    /// Measure cases outside of the claim's margin anew with five preparations, then prepare profiles more often until
+    /// noise no longer forbids an answer, for at most so many minutes after the run [default: 30]
     #[arg(long, value_name = "MINUTES", num_args = 0..=1, require_equals = true,
         default_missing_value = "30", value_parser = whole(1..=600u64),
         conflicts_with_all = ["quick", "profiles", "cases"])]
@@ -66,7 +69,9 @@ impl RunArgs {
         if let Some(preparations) = self.preparations {
             options.protocol.preparations = preparations;
         }
-        options.until_decided = self.until_decided.map(|minutes| Duration::from_secs(60 * minutes));
+        let minutes = |minutes| Duration::from_secs(60 * minutes);
+        options.until_decided = self.until_decided.map(minutes);
+        options.time_limit = self.time_limit.map(minutes);
         options
     }
 
@@ -79,6 +84,7 @@ impl RunArgs {
         option("profiles", self.profiles.as_ref().map(|ids| ids.join(",")));
         option("cases", self.cases.clone());
         option("preparations", self.preparations.map(|n| n.to_string()));
+        option("time-limit", self.time_limit.map(|minutes| minutes.to_string()));
         option("machine", self.machine.clone());
         let python = spec.python.clone();
         option("python", python.or_else(|| Some(self.peers.python.to_string_lossy().into_owned())));

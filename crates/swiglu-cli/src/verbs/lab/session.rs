@@ -120,6 +120,10 @@ impl<'a> Session<'a> {
                     format!("not decided: every case is prepared {preparations} times more"),
                 );
             }
+            Event::Again(count) => {
+                let few = "outside of the claim's margin after few preparations";
+                tell(&bar, format!("{count} cases are {few}: measured anew with more"));
+            }
             Event::Done(_) => bar.inc(1),
             _ => {}
         });

@@ -3,18 +3,14 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use anyhow::bail;
 use indicatif::ProgressBar;
 use swiglu::{Device, Element, Matrix, Numerics};
 use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
-use swiglu_cuda::{
-    Candidate, Cuda, CudaError, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef, GatedLinear, Mlp,
-    Stream,
-};
+use swiglu_cuda::{Candidate, Cuda, CudaError, DeviceMatrix, Stream};
 use swiglu_lab::Case;
 
 use crate::inputs::{self, Dense};
-use crate::layer::Params;
+use crate::layer::{ByCandidate, Params, by_candidate};
 use crate::timing::{self, Enqueue, Passes, Summary, Timed, interleave};
 use crate::verify::Check;
 
@@ -42,38 +38,13 @@ pub(super) fn is_sound(entry: &Entry) -> bool {
     !entry.trials.iter().any(unsound)
 }
 
-/// A call of a layer by one of its ways.
-type Layer<T> = Box<
-    dyn Fn(
-        &Stream,
-        &Candidate,
-        DeviceMatrixRef<'_, T>,
-        DeviceMatrixMut<'_, T>,
-    ) -> Result<(), CudaError>,
->;
-
-/// A layer of either operation.
-fn layer<T: Element>(cuda: &Cuda, params: &Params<'_, T>) -> anyhow::Result<Layer<T>> {
-    Ok(match params {
-        Params::GatedLinear(params) => {
-            let layer = GatedLinear::new(cuda, params)?;
-            Box::new(move |stream, way, x, out| layer.forward_by(stream, way, x, out))
-        }
-        Params::Mlp(params) => {
-            let layer = Mlp::new(cuda, params)?;
-            Box::new(move |stream, way, x, out| layer.forward_by(stream, way, x, out))
-        }
-        _ => bail!("quantised weights have one way"),
-    })
-}
-
 /// The data of a problem on the device.
 struct OnDevice<'a, T> {
     stream: Stream,
     params: Params<'a, T>,
     x: Matrix<T>,
     /// Copies that together exceed the second-level cache.
-    layers: Vec<Layer<T>>,
+    layers: Vec<ByCandidate<T>>,
     inputs: Vec<DeviceMatrix<T>>,
     outs: RefCell<Vec<DeviceMatrix<T>>>,
 }
@@ -122,7 +93,7 @@ impl Subject<'_> {
         let (free, _) = self.cuda.memory_info()?;
         let room = (free / MEMORY_SHARE / bytes.max(1)).max(1);
         let copies = 0..timing::copies(self.cuda, bytes).min(room);
-        let layers = copies.clone().map(|_| layer(self.cuda, &params));
+        let layers = copies.clone().map(|_| by_candidate(self.cuda, &params));
         let layers = layers.collect::<anyhow::Result<Vec<_>>>()?;
         let input = |_| DeviceMatrix::from_host(&stream, x.view());
         let inputs = copies.clone().map(input).collect::<Result<_, _>>()?;

@@ -16,6 +16,9 @@ pub struct Sweep {
 /// Slower than this is not drawn: one hopeless way would press all others into a line.
 const LOWEST: f64 = 0.2;
 
+/// So many markers tell a line from others; of more points some have none.
+const MARKERS: usize = 40;
+
 /// Ratios that a reader takes in at a glance.
 const TICKS: [f64; 17] =
     [0.01, 0.02, 0.05, 0.1, 0.2, 0.33, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0];
@@ -54,7 +57,9 @@ impl Sweep {
             let points = series.usable().filter(|p| p.1 >= LOWEST);
             let points: Vec<_> = points.map(|(a, b)| (x.at(a), y.at(b))).collect();
             canvas.line(Ink::Series(series.series), 2, &points);
-            points.into_iter().for_each(|at| canvas.marker(series.series, at));
+            // Markers that touch hide the line.
+            let every = points.len().div_ceil(MARKERS).max(1);
+            points.into_iter().step_by(every).for_each(|at| canvas.marker(series.series, at));
         }
         Some(canvas.finish(&self.title, &self.description))
     }

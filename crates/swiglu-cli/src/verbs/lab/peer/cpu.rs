@@ -157,7 +157,13 @@ mod tests {
 
     fn made(op: CaseOp, shape: [usize; 3], copies: Option<usize>) -> CpuJob<bf16> {
         let case = Case::new(DeviceKind::Cpu, op, shape, DType::Bf16);
-        let order = Order { case: &case, options: Default::default(), seed: 1, copies };
+        let order = Order {
+            case: &case,
+            options: Default::default(),
+            seed: 1,
+            copies,
+            shared: Default::default(),
+        };
         job(&Device::cpu().unwrap(), &order).unwrap().0
     }
 

@@ -13,6 +13,7 @@ use swiglu_cuda::{
 };
 use swiglu_lab::{Case, CaseOp, Heat};
 
+use super::candidate::{self, Which};
 use super::job::{self, Job, Order, Prepared};
 use crate::inputs::{self, Dense};
 use crate::layer::{Packed, Params};
@@ -131,6 +132,9 @@ impl<'a, T: Element> Setting<'a, T> {
 
     /// The case as it is planned, or by the design that was asked for.
     pub(crate) fn work(&self) -> anyhow::Result<Work> {
+        if let Some(which) = self.order.options.candidate {
+            return self.candidate(which);
+        }
         match (self.order.case.op, self.order.options.design) {
             (_, Some(design)) => self.block(design),
             (CaseOp::MlpTrain, _) if self.order.options.products => self.products(),
@@ -176,6 +180,23 @@ impl<'a, T: Element> Setting<'a, T> {
             Ok(layer.forward_on(stream, x, out)?)
         })?;
         Ok(Work::planned(enqueue, &plan))
+    }
+
+    /// A layer by one candidate of its plan.
+    fn candidate(&self, which: Which) -> anyhow::Result<Work> {
+        let order = self.order;
+        let (by, near) = candidate::find(self.cuda, order.case, which)?;
+        let layers = order.shared.layers::<T>(self.cuda, order.case, order.seed, self.count)?;
+        let layers = (0..self.count).map(|at| (layers.clone(), at)).collect();
+        let (name, numerics) = (by.name.clone(), by.numerics.unwrap_or(order.case.numerics));
+        let enqueue = self.calls(layers, move |(layers, at), stream, x, out| {
+            layers[*at](stream, &by, x, out).with_context(|| by.name.clone())
+        })?;
+        let plan = match which {
+            Which::Near(at) => format!("{name}, expected as number {at} of {near}"),
+            Which::Planned | Which::Unfused => name,
+        };
+        Ok(Work { enqueue, plan: Some(plan), numerics })
     }
 
     /// Both passes of a layer.

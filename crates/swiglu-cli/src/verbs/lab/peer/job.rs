@@ -8,6 +8,7 @@ use swiglu::{
 };
 use swiglu_lab::{Case, CaseOp, Heat};
 
+use super::candidate::Shared;
 use super::options::Options;
 use crate::inputs::{Dense, Quantized};
 use crate::layer::Packed;
@@ -42,6 +43,8 @@ pub(crate) struct Order<'a> {
     pub(crate) seed: u64,
     /// Copies of the data; by default as many as exceed the caches.
     pub(crate) copies: Option<usize>,
+    /// What ways of one case have in common.
+    pub(crate) shared: Shared,
 }
 
 impl Order<'_> {

@@ -4,6 +4,7 @@
 //! It is timed as the others are, see METHODOLOGY.md: copies of the data take turns, a turn begins
 //! with work that is not timed, results are verified in memory that held NaN.
 
+mod candidate;
 mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod job;
@@ -24,6 +25,7 @@ use swiglu_lab::peer::protocol::{
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::terminal::{Terminal, Verdict, describe};
+use candidate::Shared;
 use job::{Job, Order, Prepared};
 use options::{Devices, Options};
 
@@ -39,7 +41,8 @@ pub(super) enum OwnPeer {
 
 /// Answers requests until `quit` or the end of the input.
 pub(super) fn serve(who: OwnPeer, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let mut peer = Peer { who, devices: Devices::default(), jobs: BTreeMap::new() };
+    let mut peer =
+        Peer { who, devices: Devices::default(), jobs: BTreeMap::new(), shared: Shared::default() };
     swiglu_lab::peer::serve(terminal, |request| peer.answer(request))?;
     Ok(Verdict::Passed)
 }
@@ -48,6 +51,7 @@ struct Peer {
     who: OwnPeer,
     devices: Devices,
     jobs: BTreeMap<u64, (Case, Box<dyn Job>)>,
+    shared: Shared,
 }
 
 impl Peer {
@@ -126,7 +130,7 @@ impl Peer {
         let device = self.devices.open(case.device, &options)?;
         let mut asked = case.clone();
         asked.numerics.batch_invariant |= options.batch_invariant;
-        let order = Order { case: &asked, options, seed, copies };
+        let order = Order { case: &asked, options, seed, copies, shared: self.shared.clone() };
         let prepared = match &device {
             _ if reads => cpu::read(&device, &order),
             Device::Cuda(cuda) => {

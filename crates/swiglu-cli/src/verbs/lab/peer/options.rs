@@ -9,6 +9,8 @@ use swiglu_cuda::{CudaOptions, DecodeDesign};
 use swiglu_lab::peer::protocol::ProfileRef;
 use swiglu_lab::{CaseOp, DeviceKind};
 
+use super::candidate::Which;
+
 /// The options of a profile.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -20,6 +22,8 @@ pub(crate) struct Options {
     /// is planned.
     #[serde(deserialize_with = "design")]
     pub(super) design: Option<Option<DecodeDesign>>,
+    /// CUDA, layers of elements: one candidate of the plan.
+    pub(super) candidate: Option<Which>,
     /// One order of sums for every number of tokens. A profile's `numerics` say by what it is judged, and no more.
     pub(super) batch_invariant: bool,
     /// Decode quantised weights to the element type, once.
@@ -79,6 +83,13 @@ impl Options {
         let given: Self =
             serde_json::from_value(Value::Object(profile.options.clone())).with_context(what)?;
         let Self { asks, threads, isa, .. } = given;
+        let alone = given.path.is_none() && given.design.is_none() && !given.decode;
+        if given.candidate.is_some() && !alone {
+            return Err(anyhow!(
+                "candidate is one way; expected no path, design or decode beside it"
+            ))
+            .with_context(what);
+        }
         match reads {
             true if given != (Self { asks, threads, isa, ..Self::default() }) => {
                 Err(anyhow!("the peer `read` has asks, threads and isa, and no others"))
@@ -111,11 +122,11 @@ impl Options {
     fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {
         let Self { graph, tf32, plain_allocations, portable_kernels, products, .. } = *self;
         let switches = [graph, tf32, plain_allocations, portable_kernels, products];
-        let of_cuda = switches.contains(&true) || self.design.is_some();
+        let of_cuda = switches.contains(&true) || self.design.is_some() || self.candidate.is_some();
         let of_cpu = self.threads.is_some() || self.isa.is_some();
         match device {
             DeviceKind::Cpu if of_cuda => bail!(
-                "graph, tf32, plain_allocations, portable_kernels, products and design are options of CUDA devices"
+                "graph, tf32, plain_allocations, portable_kernels, products, candidate and design are options of CUDA devices"
             ),
             DeviceKind::Cuda if of_cpu => bail!("threads and isa are options of the CPU"),
             _ => Ok(()),
