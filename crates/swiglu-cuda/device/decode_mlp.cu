@@ -22,11 +22,7 @@
 // 132 SMs are 2 µs of memory; a barrier is expected to take 0.8 to 1.5 µs. A prefetch to
 // L2 beyond the ring would have nothing left to hide, so there is none.
 //
-// Measured on an H200, bf16, M = 1, in one launch and in two: 896/4864 14.7 and 14.3 µs, 2048/8192 33.3 and
-// 32.8, 4096/14336 95.5 and 94.7. Predicted 7.5 and 86 in one launch, over floors of 6.1 and 81.9 at 4.3 TB/s:
-// refuted, 6 to 9 µs are not the stream of weights, and they hardly depend on their size. Not shown yet:
-// that these are the instructions, 75 KB in an image with two copies of the loop, which every launch behind
-// a stream of weights reads from memory again, the second half of them behind the barrier.
+// What was measured and tried: docs/kernels/decode_mlp.md.
 //
 // FMA or tensor cores: an SM takes in 9.3 16-bit weights per cycle; the FMA pipes spend one
 // lane-cycle per weight and token and two to unpack it, 22 % of 128 lanes at one token, 44 % at four, all
@@ -38,14 +34,6 @@
 // Quantised weights: a unit is 16 rows of 64 bytes as well, see decode_formats.cuh, and the scales of its
 // blocks are beside it in the ring. All types are exact as f16 and bf16; the sums of a block are scaled, in
 // f32, and a scale of a whole row multiplies its sum, once.
-//
-// Measured on an H200, 4096/14336, M = 1, bf16, graph, with bytes that became factors by way of f32 and scales
-// in rows of their own: bf16 weights 89.2 µs; e4m3 with a scale per row 56.5, per 128 of k 78.9; nibbles 53.5;
-// bytes with a scale per 32 89.8. Not memory but instructions: as compiled a unit took 249, 341, 411 and 382
-// of them, half for unpacking and products and half for its copies and their addresses, and units ·
-// instructions / 4 a cycle are 44, 60, 38 and 69 µs of the times above. Rows without their own address
-// arithmetic (pointers that move on) compile to 3 to 8 % more, not fewer. In sm90_decode_mlp.cu TMA
-// leaves the first half only.
 //
 // Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN, see decode_formats.cuh; TENSOR 1 = tensor cores
 // (16-bit types), TOKENS 8 or 16, 0 = FMA, TOKENS 1, 2, 4 or 8; STAGE_X 1 = x is copied to shared memory,

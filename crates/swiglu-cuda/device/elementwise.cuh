@@ -9,24 +9,7 @@
 // A thread has 16 bytes of each operand under way, in one vector or, where addresses allow only
 // narrower ones, in several; more threads do better than more vectors in each.
 //
-// Measured on an H200, graph replay, interleaved: times of a copy of the same bytes over ours, for 4096 × 4096
-// in bf16 and f32 and 16384 × 4096 f16 out of packed rows, forward; the same backward, which copies 3 and 2; over
-// five copies of the data in rotation (of 100 MB in bf16):
-//                                                     forward                backward
-//   no hints, 512 threads                             1.028   1.027   1.037  1.011   0.998   1.023
-//   no hints, 256                                     1.026   1.023   1.035  1.011   1.007   1.017
-//   loads no_allocate, stores streaming, 512          1.037   1.031   1.038  1.014   1.001   1.024
-//   read-only loads and stores no_allocate, 512       0.958   0.952   0.965  0.948   0.932   0.955
-//   torch.compile                                     1.031   1.023   1.037  1.006   1.016   1.011
-// Over three copies, 4096 × 4096 forward, bf16 and f32 in µs, whatever ran before: no hints 25.3 and 48.1 (of
-// torch.compile 25.3 and 48.2), every other pair 27.2 and 51.8. Hints that let one side leave the second-level
-// cache first help in some rotations by 1 % and cost 7 % in others; both states last. So there are none, and what
-// a state is made of is not known: in the slow one as many bytes move as there are (67.1 MB read, 32 to 35
-// written); the fast one was not counted.
-// Backward in f32 takes 256 threads. 1024 are slower backward; two and four vectors a thread, and a grid of the
-// SMs that loops, are slower than one vector.
-// Predicted and refuted: that memory of the stream-ordered pool is slower than other memory (1.00), that
-// registers, resident blocks or where tensors lie explain the slow state.
+// Why there are no hints to the caches, and so many threads: docs/kernels/elementwise.md.
 #pragma once
 #include "gate.cuh"
 

@@ -19,12 +19,7 @@
 //   finish(params, Part, i)                     after those of the i-th 16 rows
 // Once the block's threads have met, nobody reads the ring's shared memory any more.
 //
-// Measured of two operands on an H200 (lab/logs/nvidia-h200, portable-forms). Most of the time was once the computing of
-// addresses: 894 instructions per stage for 64 HMMA, 178 since a copy costs an addition. Stages of 128 bytes of k take 0.85
-// of the time of those of 64, for a warp waits for the others half as often and rows are whole lines of the cache; where a
-// block has an SM to itself the two are within 5 %. Refuted: eight warps in 128x64 (1.15 to 1.2 times), tiles of 64x128 that
-// Triton takes (1.05), 128x128 rather than 256x64 for one block (1.04 to 1.1), four stages rather than three of 64 bytes
-// (even).
+// What was measured and tried: docs/kernels/mma_gemm.md.
 #pragma once
 #include "tiles.cuh"
 

@@ -22,39 +22,8 @@
 // Rows lie an odd multiple of 64 bytes apart in it: the 16 bytes of eight lanes, of two rows, are then in
 // different banks. Weights are the first to leave L2; x and h stay.
 //
-// Measured on an H200 (bf16, captured graph, cold weights, µs; floor: 4.23 TB/s; one run):
-//     K/H         floor  form      M = 1     2     4     8     16
-//     896/4864      6.2  8 warps    11.1  11.6  12.0  13.3   16.2
-//                        16 warps   12.5  13.0  13.4  14.5   16.7
-//     2048/8192    23.8  8 warps    30.0  29.7  30.5  32.1   35.5
-//                        16 warps   28.7  28.8  30.3  30.9   34.0
-//     4096/14336   83.3  8 warps    89.5  89.0  89.1  91.8  102.7
-//                        16 warps   87.9  87.3  88.1  94.1  107.2
-// 8 to 9 µs were predicted for 896/4864, and 86 to 88 for 4096/14336. Before x came first, h in pieces and loads
-// before products it was 12.6 to 18.8, 29.3 to 37.2 and 88 to 126.
-//
-// At most 60 KiB of gate and up rows are under way with 8 warps where all of a block's fit into the ring, so
-// that a fast block's down rows are not asked for before a slow one's gate rows: 11.5 instead of 12.3 for
-// 896/4864 with one token, 14.7 instead of 15.2 with 8, without the ring of h, beside which it was not
-// measured. At the larger shapes it cost 3 to 14 %. A programmatic launch, which sets its barriers up while the
-// last one ends, takes 0.3 to 0.5 µs less everywhere (one run: 11.8 to 11.3, 28.8 to 28.4, 86.7 to 86.4 with one
-// token); to ask for weights before that end, too, took the same.
-//
-// The table is of before, when all warps met for every tile, and in small blocks once for all tiles. With quantised
-// weights a tenth of their time was these meetings. Elements gain nothing (records h200j, before, and h200k; 8 warps):
-//     K/H           M = 1           4              8              16
-//     896/4864      11.4, 12.0      11.9, 12.2     13.3, 13.1     17.0, 16.4
-//     2048/8192     28.8, 28.7      29.6, 29.4     30.8, 30.8     34.4, 34.4
-//     4096/14336    85.0, 84.8      85.9, 85.9     87.1, 87.1    100.3, 100.5
-// Two tokens on tensor cores instead of FMA: 11.3 instead of 12.9, 29.3 instead of 30.2, 87.4 instead of 91.0.
-//
-// Refuted: two launches (13.7 and 94.9 with one token); going through the code once before the first stage has
-// come (up to 1.5 µs more); tiles dealt out by a counter; 16 warps with stages of 17 KiB; and no barrier of the
-// grid for what fits into shared memory, h published as values that readers poll for until none is the NaN that
-// stands for nothing, with two buffers in turn: predicted were 1.2 µs less, for it leaves out a fence, an atomic
-// and the copy's way; measured in one run 11.35 against 11.3 µs for 896/4864 with one token, 13.0 to 14.3
-// against 12.9 and 12.0 with 2 and 4, for 2048/8192 28.5 against 28.2. 132 blocks that ask for all of h, time
-// and again, take longer than they save.
+// Of gate and up rows at most 60 KiB are in flight with 8 warps where all of a block's fit into the ring, so that a fast
+// block's down rows are not asked for before a slow one's gate rows.
 //
 // A copy takes its operands from registers of a whole warp, so lanes issue theirs one after the other, in
 // 30 to 50 cycles, and that 16 times in the 880 cycles in which a stage of 17 KiB arrives. Hence four warps.
@@ -69,19 +38,7 @@
 //     bytes, a scale per row   52    9.7   41.6
 //     e4m3, a scale per row    75   13.9   41.6
 //     e4m3, one per 128 of k   82   15.2   42.9
-// Predicted was for M = 1: 3 to 6 µs more than memory, as elements take, so 45 to 50 µs, 27 to 30 for nibbles.
-// Measured (one run, µs; before / now; with 8 and 16 warps, the latter for one token in plans, the former for 16):
-//                       M = 1                       M = 16, 8 warps
-//     Q8_0              50.5 50.0 / 50.4 49.8       65.5 / 62.0
-//     Q4_0              36.0 35.7 / 34.7 33.4       62.3 / 59.5
-//     I8                49.1 47.0 / 46.9 47.0       62.0 / 59.9
-//     e4m3              53.4 47.8 / 49.0 47.7       65.5 / 62.2
-//     e4m3, 128 x 128   54.1 48.3 / 50.9 48.2       67.6 / 65.0
-// "Before" all warps met for every tile and a warp's units were multiplied one after the other. Bf16 takes 85 to 88.
-// Scales of rows in shared memory instead of L2: 48.3 to 47.7 for e4m3. Refuted: stages of 33 KiB
-// with 8 warps (nothing). By a profile of Q4_0 with 8 warps, before, these issue in half of the cycles and wait for memory
-// an eighth of the time: it is their products that take long, at two instructions a cycle. With 16 tokens x leaves the
-// ring 70 KB. decode_mlp.cu takes 54 to 90 with one token.
+// What was measured and tried: docs/kernels/sm90_decode_mlp.md.
 //
 // Compile-time: ELEMENT; FORMAT_GATE_UP and FORMAT_DOWN, see decode_formats.cuh; TENSOR and TOKENS, see
 // decode_tiles.cuh; STAGE_X 1 = x lies in shared memory, 0 = it comes in pieces, which takes rows of whole 16

@@ -19,31 +19,7 @@
 // and up, 2 = down; TILES of a block; PLACES, BESIDE, STEPS as above; CLUSTER, 1 for PART 1, else 2 or 4; SHARED_BYTES as the
 // host computed them; and what gate.cuh names. M, K and H are run-time values.
 //
-// Floors: bytes at 4.23 TB/s: 896/4864 in Q4_0 1.7 µs, in Q8_0 3.3. Predicted for that, in a graph, one token: 5 to 6 µs, of
-// which two are the boundaries of grids and 1.5 the products. Measured on an H200, bf16, cold weights, µs, in turns
-// (lab/logs/nvidia-h200, held-weights; "all registers" in another run, held-warps, where "16 warps at most" was the same):
-//     896/4864, M                          Q4_0   1      4      8      16     Q8_0   1      4      8      16
-//     one launch, sm90_decode_mlp.cu              9.44   9.87   10.79  13.49         10.05  10.68  11.13  14.15
-//     held, 16 warps at most                      6.78   7.10   7.70   9.56          7.64   8.01   8.60   10.88
-//     the same, weights asked for at once         6.88   7.18   7.70   9.54          7.99   8.28   8.81   10.87
-//     the same, the next grid let go before that  6.86   7.16   7.64   9.63          7.73   8.14   8.65   11.07
-//     held, all registers of both halves          5.94   6.24   6.82   9.56          6.93   7.32   8.19   10.92
-// 576/1536: 3.48 in Q4_0 with one token (6.23 in one launch), 5.38 in Q8_0 with sixteen (7.94); 1024/3072 5.61 and 9.19.
-//
-// Where the time went, by clocks that each warp left (896/4864, Q4_0, one token, 16 warps at most; four blocks): from when a
-// block of gate and up might read tokens 0.3 to 0.8 µs until they were asked for, 1.1 to 1.6 until its first warp had its sums,
-// 1.9 to 2.5 until its last had, 2.4 to 3.0 to its end; weights were there all the time. A warp executes 605
-// instructions, 120 for each tile, which are 1.1 µs of a scheduler's, and the start of the down rows' blocks takes its turns in
-// between: more warps with fewer tiles each was worth 0.4 to 0.9 µs, and costs as much where both halves then lack registers
-// to be there together (8 warps more with sixteen tokens: 0.7 to 0.8 slower; 72 registers in place of 64: 10.4 of 6.9).
-//
-// Refuted: one warp for each place, with all tiles and a third of the instructions around them (7.7 of 6.6). Rows behind the
-// last read again rather than filled with zeros, and no copy at all for pieces that are not there, 15 % fewer instructions before
-// tokens: 0.3 to 0.7 slower in every case, 576/1536 too; why was not found. Tokens asked for by one address and constants,
-// 25 instructions of 70 less: 0.1 faster with 4-bit weights, up to 0.3 slower with 8-bit ones. Which warp has the tile
-// that is left over in turns, so that schedulers have as many: the same. Weights in registers, before it ran: with addresses,
-// factors and sums a thread takes 70 of them beside what it holds.
-// Not tried: a flag for each of a cluster's parts of h in place of the wait for the whole grid.
+// Floors, what was measured and what was tried: docs/kernels/sm90_held_mlp.md.
 #include "decode_formats.cuh"
 
 constexpr bool kGateUp = PART == 1;

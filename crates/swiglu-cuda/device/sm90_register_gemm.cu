@@ -17,23 +17,7 @@
 // eight features at most; WARPS; STEPS, slices of a warp; SHARED_BYTES as the host computed them. M up to 8, H and K, a
 // multiple of 8, are run-time values.
 //
-// Floors: 2·K·N bytes at 4.23 TB/s: 2.1 µs for 4864 → 896; a block of its own for all of k reads h whole from the
-// L2, with 8 tokens 8.7 MB in all, a block of a cluster of four a quarter of it. The whole block of 896/4864,
-// whose weights all take 6.2; measured on an H200, bf16, blocks in a graph with cold weights, µs (lab/logs/nvidia-h200,
-// decode-paces and decode-clusters):
-//     M                                                  1      2      4      8
-//     the gated weights asked for at once                10.2   10.2   10.2   11.8
-//     at a pace, the next grid let go                    9.2    9.2    10.0   11.4
-//     and x of the gated kernel asked for at once        8.14   8.27   8.97   10.28
-//     and clusters of two                                8.06   8.19   8.51   9.15
-//     and clusters of four                               8.06   8.17   8.54   8.89
-//     sm90_skinny_gemm.cu at a pace                      10.0   10.0   10.0   10.0
-// Predicted for clusters of four 8.9 to 9.1 with 8 tokens, from 8.7 where all tokens are one row; with few nothing or 0.2
-// more for the exchange, which is 0.1 less: the sums of sixteen warps are added up by four times as many threads.
-// Refuted: the next grid let go before the wait, as long as weights do not come at a pace (0 to 1.6 µs more), or after x has
-// come (0.3 more); 20, 40 or 61 KiB of gated weights under way instead of 30 (0 to 0.3, 0.1, 0.9 more). What is left above
-// the bytes are the two boundaries between grids, about 1 µs each from the last store of a grid to the first tokens in the
-// next.
+// Floors, what was measured and what was tried: docs/kernels/sm90_register_gemm.md.
 #include "tiles.cuh"
 
 constexpr int kTokens = 8;

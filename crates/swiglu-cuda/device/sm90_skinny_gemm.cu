@@ -29,36 +29,7 @@
 // PANELS; WARPGROUPS; STAGES, a multiple of these; UNDER_WAY, stages of weights under way at any time, even and less than
 // STAGES, 0 for as many; SHARED_BYTES as the host computed them. M, H and K are run-time values.
 //
-// Floors: the weights, 2·K·N bytes, at 4.23 TB/s: 27.8 µs for 14336 → 4096, 7.9 for 8192 → 2048, 2.1 for 4864 → 896;
-// tokens come from L2, once for each block: with 16 of them 59, 34 and 17 MB. 16 of k take 16
-// cycles at least, in which shared memory gives the 64 rows: 8 µs for k = 14336.
-// Measured on an H200, bf16, whole blocks in a graph with cold weights, µs (`swiglu tune`; lab/logs/nvidia-h200,
-// decode-two-kernels). Floor: all weights at 4.23 TB/s. One launch: sm90_decode_mlp.cu; cuBLASLt: behind the same gated kernel,
-// these two of the run whose stages are given back a step late.
-//     K / H         M    floor   one launch   cuBLASLt   alone   side by side   predicted
-//     896 / 4864    1    6.2     11.3         14.5       11.7    10.5           9.5 to 10.5
-//                   8            13.3         14.4       11.9    10.5
-//                   16           16.7         14.8       12.6    11.2
-//     2048 / 8192   1    23.8    28.8         31.3       26.3    27.7           26 to 27
-//                   8            30.7         30.9       26.5    28.0
-//                   16           33.6         31.4       26.9    28.4
-//     4096 / 14336  1    83.3    86.1         89.3       85.9    87.0           85 to 87
-//                   8            91.6         90.1       85.8    87.9
-//                   16           103.6        91.1       86.4    88.5
-// Side by side is a loss where weights are many: the rings are half as long, and four stages of 30 KB are few. The next
-// idea: there stages of half the k, or tokens in a ring of their own, which are up to two thirds of what stages hold.
-// Since then the first kernel's weights come at a pace beside this one, which lets the next grid go before its own wait:
-// 10.0 at 896/4864 with 1 to 8 tokens and 11.1 with 16, and where weights are many a greater loss, 29.9 at 2048/8192. And
-// alone at most 128 KiB of weights are under way, so that tokens do not come behind a whole ring: at 2048/8192 1 and 2 % less
-// with 1 and 8 tokens, nothing with 16; at 4096/14336 0.8 % less, with the first kernel's at a pace too (decode-clusters).
-//
-// Refuted: asking for the first down weights with cp.async.bulk.prefetch, an eighth to half of L2, when
-// the gated kernel ends (27.1 and 26.9 without, 87.9 and 87.2 without; half of it costs 2 µs at 2048/8192); stages
-// of 8 or 32 KiB whatever the tile (32: 3 µs more at 2048/8192); two warpgroups or six, alone; gated tiles of 64
-// features for two blocks on an SM (up to 4 µs more). Side by side: letting the next grid go at once (1.5 µs
-// more at 2048/8192, 0.1 to 1 elsewhere, all without a pace); without all memory divided as shared memory (4 to 8 µs more at 4096/14336, for
-// blocks then wait for the first kernel's and pair up); the gated kernel on all SMs rather than on as many as
-// its tiles need (0.4 µs either way).
+// Floors, what was measured and what was tried: docs/kernels/sm90_skinny_gemm.md.
 #include "tiles.cuh"
 
 constexpr int kTileM = TILE_M;
