@@ -3,16 +3,8 @@
 //! The model is a roofline per wave of tiles. The blocks that run together each multiply a tile: as
 //! long as the tensor cores need for it, or as its operands need from L2, and
 //! then, unless another tile is multiplied meanwhile, as long as the activation takes. No way is
-//! faster than memory gives the weights and the input. Every constant has a name and a source. Those
-//! fitted on an H200 come from `swiglu tune` over 33 shapes of bf16 (M = 1 to 8192; K, H = 896, 4864;
-//! 2048, 8192; 4096, 14336): the model is then within 13 % (root mean square) of the times of the Hopper
-//! kernels without clusters, and its choice costs 0.9 % more than the fastest on average, 13 % at worst.
-//! Tiles of 96 and 112 columns, which came later and were not fitted, it ranks as well: of ten shapes (M =
-//! 256 to 16384; K, H = 896, 4864; 1024, 4096; 2048, 4096; 4096, 4096; 4096, 14336) its choice is the fastest
-//! form without clusters in eight, and costs 1.3 and 3.2 % more in two; the times of 128 × 96 in ping-pong, whose
-//! last tiles are narrow since, it overestimates by up to 31 %. Forms with clusters are not well
-//! described, and none was the fastest by more than 2 %: they wait for a tuning record, which goes before the
-//! model anyway. Only the order of the results decides.
+//! faster than memory gives the weights and the input. Every constant has a name and a source; how those that were fitted
+//! describe the H200 that they were fitted on: docs/kernels/cost-model.md. Only the order of the results decides.
 
 use swiglu_core::{DType, Op, Problem};
 
@@ -100,7 +92,7 @@ fn bound_by(limits: [f64; 2]) -> f64 {
 }
 
 /// What kernels for few rows take as a multiple of what follows from their form, where there are more tokens than a
-/// tile has. Measured on an H200 with 77 tokens in tiles of 64: 1.42 for K, H = 2880, 2880 and 1.20 for 1280, 3420.
+/// tile has: between what an H200 took with two shapes.
 const MORE_THAN_A_TILE: f64 = 1.35;
 /// The same where the width of tiles is fitted to two of them below each other: fitted with [`BESIDE_FUSED`].
 const TWO_FITTED_TILES: f64 = 1.05;
@@ -202,8 +194,7 @@ fn product(
     machine.launch + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
 }
 
-/// Seconds that cuBLASLt takes longer for a down projection of few tokens, which it splits along k: fitted
-/// on an H200, where it is 2.5 µs for 896/4864, 2.2 for 2048/8192 and hidden for 4096/14336.
+/// Seconds that cuBLASLt takes longer for a down projection of few tokens, which it splits along k: fitted on an H200.
 const FEW_TOKENS: f64 = 2.5e-6;
 
 /// Seconds of the down projection.
@@ -232,8 +223,7 @@ pub(crate) fn skinny_down(problem: &Problem, machine: &Machine) -> f64 {
 
 /// The unfused path of 16-bit types as a multiple of what follows from its form, up to 64 tokens, up to 256 and
 /// beyond: fitted on an H200, so that it stands to the fused kernels without clusters as it was measured, whose
-/// estimates are too long where its own are too short. In 33 problems of 8 to 3001 tokens the model's choice then costs
-/// 0.9 % more than the fastest on average where sums stay f32, and 1.3 % where they are stored as 16 bits.
+/// estimates are too long where its own are too short.
 const BESIDE_FUSED: [f64; 3] = [1.12, 1.21, 1.29];
 
 fn beside_fused(problem: &Problem) -> f64 {
@@ -269,17 +259,15 @@ pub(crate) fn elementwise(stored: Stored, problem: &Problem, machine: &Machine) 
 /// at most 4, 8 and 16 tokens.
 type DecodeTimes = [(f64, f64); 3];
 
-/// Fitted on an H200 to the bf16 blocks 896/4864, 2048/8192 and 4096/14336 with 1 to 16 tokens: within 10 %
-/// of what was measured of the way that is chosen.
+/// Fitted on an H200 to bf16 blocks of three shapes with 1 to 16 tokens.
 const DECODE: DecodeTimes = [(1.02, 8.2), (1.04, 8.5), (1.07, 10.6)];
 const BULK_DECODE: DecodeTimes = [(1.0, 6.0), (1.06, 6.55), (1.12, 9.0)];
 const BULK_DECODE_WIDE: DecodeTimes = [(0.95, 6.5), (1.045, 6.7), (1.0, 10.2)];
-/// Fitted there to 896/4864 in Q8_0 and Q4_0, by [`Design::HeldLaunches`], within 3 %, before its blocks had more warps: with up to
-/// eight tokens it takes 5 to 12 % less since. Smaller blocks take less yet, 3.5 µs of 6.1 for 576/1536 in Q4_0 with one token.
-/// That is too much rather than too little, and still less than for any other way where this one can be had.
+/// Fitted there to one shape in Q8_0 and Q4_0, before its blocks had more warps: too much rather than too little, and still
+/// less than for any other way where this one can be had.
 const HELD_DECODE: DecodeTimes = [(0.56, 5.95), (0.62, 6.5), (0.85, 8.1)];
 /// Multiple of the stream for quantised weights by [`Design::OneLaunch`] and [`Design::TwoLaunches`], whose
-/// instructions it is that take the time: 1.1 to 1.8 with one token on an H200, by type, in 4096/14336.
+/// instructions it is that take the time: it depends on the type, on an H200 too.
 const UNPACKED_BY_LANES: f64 = 1.6;
 /// Multiple of the stream where x has no room beside the ring of [`Design::BulkOneLaunchWide`].
 const X_IN_PIECES: f64 = 1.2;

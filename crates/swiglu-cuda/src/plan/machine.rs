@@ -66,9 +66,7 @@ impl From<&DeviceFacts> for Rates {
 }
 
 /// Share of L2 within which what a kernel writes is still there for the next one, and bytes
-/// per cycle of it: fitted on an H200 to the unfused path, M = 1 to 2048 of the shipped record, whose times are
-/// then within 5.5 % (root mean square, without [`BESIDE_FUSED`]; 6.9 % as if all came from memory). Of
-/// f32 sums it was not fitted.
+/// per cycle of it: fitted on an H200 to the unfused path of the shipped record. Of f32 sums it was not fitted.
 const KEPT_SHARE: f64 = 0.5;
 pub(super) const KEPT_BYTES: f64 = 6000.0;
 /// Bytes per cycle that L2 gives all SMs together: fitted on an H200.
