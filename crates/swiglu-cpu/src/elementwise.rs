@@ -1,19 +1,10 @@
 //! The activation operation: one pass over gate and up.
 //!
-//! Large results are written past the caches, which saves reading the lines they overwrite; inputs
-//! are prefetched ahead, where that is faster than leaving it to the processor (`simd::learn`). Interleaved inputs are separated tile by tile in the first-level cache, so
-//! one loop serves every arrangement.
+//! Large results are written past the caches, which saves reading the lines they overwrite; inputs are prefetched ahead, where
+//! that is faster than leaving it to the processor (`simd::learn`). Interleaved inputs are separated tile by tile in the
+//! first-level cache, so one loop serves every arrangement.
 //!
-//! Floor and what was tried (Zen 5, one thread, 4096², fraction of the streamed two-reads-one-write
-//! bandwidth). Separate `f32`: prefetching 1 KiB ahead 0.84, 2 KiB 0.95, 4 KiB 1.03, 8 KiB 1.03;
-//! bursts of 512 bytes per stream 1.05, of 2 KiB 0.72. `bf16` is bound by arithmetic: 0.35 with
-//! neighbouring lanes widened and every result rounded by integer operations, 0.79 with even and odd
-//! lanes, the rounding in the store and a cheaper exponential. Packed `f32`: two streams that jump at
-//! the end of each half row 0.86, whatever the distance between the halves (refuted: bank conflicts)
-//! and the skew between their prefetches (refuted); the next row as one sequential stream 0.98 with the
-//! same operands again and again, 0.80 over rotating ones. Huge pages give back 0.04 of that, so
-//! address translation is a part of it; touching the pages of the row after the next changes nothing
-//! (refuted); the rest is not explained.
+//! Floors, what was measured and what was tried: docs/kernels/cpu.md.
 
 use std::ops::Range;
 

@@ -1,23 +1,15 @@
 //! The matrix kernel: packed rows times packed panels, one register tile at a time, with the
 //! epilogue on the accumulators.
 //!
-//! For each panel, rows are taken in blocks of up to [`Simd::ROWS`] ([`Simd::PAIR_ROWS`] of pairs of bfloat16); a tile of `rows × 2` vectors
-//! accumulates over the steps of the panel. With one block the weights are used once and streamed
+//! For each panel, rows are taken in blocks of up to [`Simd::ROWS`] ([`Simd::PAIR_ROWS`] of pairs of bfloat16); a tile of
+//! `rows × 2` vectors accumulates over the steps of the panel. With one block the weights are used once and streamed
 //! (prefetched 8 KiB ahead, past the caches, through the second-level one, or not at all, whichever is the
 //! fastest, see `simd::learn`). With several, the panel is cut into chunks that stay in the second-level cache while
 //! every block passes over them, and the passes together prefetch the next chunk, so that memory
 //! streams while the blocks compute: at M = 16 neither waits for the other. Between chunks the
 //! accumulators rest in a scratch buffer of `rows × 2` vectors.
 //!
-//! Floors and what was tried (Zen 5, AVX-512, one thread, fraction of the measured FMA peak):
-//! a 12 × 2 tile issues 24 multiply-adds against 14 loads a step, 12 cycles against 7, so the
-//! multiply-adds bind and weights could come from the second-level cache at 11 of its 64 bytes a
-//! cycle. Measured at M = 512, f32: chunks of 8 KiB 0.90, 16 KiB 0.93, 24 and 32 KiB 0.90 (refuted:
-//! "keep the chunk in the first-level cache"; the rows stream through it as well and evict it),
-//! 64 KiB 0.93, whole panels of 256 KiB 0.955. M = 16 cold went from 0.76 to 0.86 with them.
-//! Streaming 1, 2, 4, 8, 16 KiB ahead at M = 1, 4096 × 14336: 43.7, 44.0, 44.6, 45.3, 42.5 GB/s;
-//! asking for several steps' lines at once instead of step by step changes nothing (refuted). On a Zen 4
-//! any distance is worse than none.
+//! Floors, what was measured and what was tried: docs/kernels/cpu.md.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -6,32 +6,7 @@
 //! over a chunk of inputs; between chunks the sums rest in memory. The order of additions depends on the
 //! number of inputs alone, so among tiles a row has the same bits whatever the other rows and the threads.
 //!
-//! Floors (a virtual Intel Xeon with AMX, two cores, 2 MiB of second-level cache each, shared with other
-//! work; one thread): a product of tiles takes 16 cycles, 3.2 TFLOP/s in registers, against 4 loads of 1
-//! KiB for 4 products, 64 of the first-level cache's 128 bytes a cycle, but also of the 54 that tile
-//! loads get from the second level: so one of the operands has to stay in the first, and the sums,
-//! 8 KiB for each pass over a chunk, add to the other. Memory and the last-level cache give 30 GB/s,
-//! so below about 100 rows weights bind. The epilogue has 10 to 30 % of the products' time.
-//!
-//! Measured in TFLOP/s, the products alone, 128 rows, 896 inputs, of 3.2 to 3.4 in registers:
-//! - no chunks, both operands from the second-level cache: 1.6; three tiles of rows by two of weights
-//!   1.85; asking for rows 4 or 8 KiB ahead 1.58 (refuted: that latency binds).
-//! - chunks of 8 steps, weights in the first-level cache: 2.05, of 16: 1.95. Rows and sums loaded
-//!   with the hint that leaves them to the second level: 2.3, and 2.5 to 2.7 with 16 steps; 14 to 20
-//!   steps alike, 24 steps 2.1, 28 steps 1.85.
-//! - two or four panels for each block of rows, so that rows are in the first level too: 2.2 at most
-//!   (refuted: there is no room beside the weights).
-//! - 512 rows a pass, 4096 inputs: 1.11 and with 256 rows 1.24 of whole layers, 2048 inputs 0.93 and
-//!   1.46. 14336 inputs, 256 rows: one panel at a time 0.6, groups of 8 1.16, where a group shares
-//!   each chunk of rows.
-//! - all of an epilogue after its panel, not between the products of the next: 1 to 6 % slower.
-//! - asking for every second or fourth line of the next chunk: no change; for none 12 % slower; into
-//!   the first-level cache: up to 13 % slower.
-//!
-//! Whole layers, 896 → 4864, ms, beside the vectors of AVX-512-BF16: 4 rows 0.72 and 0.65, 5 rows 0.71
-//! and 0.76, 8 rows 0.71 and 1.2, 16 rows 0.75 and 2.5, 128 rows 1.7 to 2.7 and 20. Not explained:
-//! streaming weights and multiplying add up where they should overlap; 64 rows take 1.05 ms, 8 rows,
-//! which weights bind, 0.71, and the products of 64 rows at the rate in registers 0.35.
+//! Floors, what was measured and what was tried: docs/kernels/cpu.md.
 
 use std::ops::Range;
 

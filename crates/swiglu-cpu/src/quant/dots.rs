@@ -6,47 +6,10 @@
 //!
 //! Where a byte dot product is several instructions, products with weights of 4 to 6 bits are summed in 16 bits over
 //! 8, 4 or 2 quads before they are widened, one widening for each digit and sum in place of one for each quad. Weights
-//! of 8 bits, whose products do not fit 16 bits, are multiplied in pairs with two digits of 16 bits. AVX2 on a Zen 3,
-//! one thread, 4096 → 2048 gated, times of four digits of 8 bits widened quad by quad in units of these: Q4_0 1.7 to 1.9
-//! with one token and two, Q4_K 1.8, Q6_K 1.3 and 1.5, Q8_0 1.7 and 2.2.
+//! of 8 bits, whose products do not fit 16 bits, are multiplied in pairs with two digits of 16 bits.
 //!
-//! Floors (Zen 5, one core: 10.7 bytes of memory a cycle): Q4_0 has 0.5625 bytes a weight, so 19
-//! weights a cycle. Sixteen weights cost three quarters of a byte dot product (three digits, 64 weights each), 0.4
-//! operations of decoding and 0.22 of joining and scaling: 1.37 vector operations; at 1.2 × 16 weights a cycle that is
-//! 1.6 of 4 operations, 0.9 of the 2 of the dot-product units. So memory should bind in every type there. Measured with
-//! four digits at 4096 × 14336, one thread, fraction of the bandwidth of reading in
-//! that run: Q8_0 0.95, Q4_0 1.01, Q4_K 1.00, Q5_K 1.02, Q6_K 1.03.
-//!
-//! A Zen 4 has half the arithmetic and three quarters of the bandwidth. Of a run, a row and a vector the units of
-//! multiplications take 24 dot products and 3 multiplications, two cycles each over two units: 27 cycles, which for 16
-//! rows of a block of 4096 × 14336 in Q4_0 are 42 ms at 3.55 GHz, measured 45. With one row that floor is 38 GB/s of
-//! weights; measured from the cache 33, from memory 24 to 28 where reading reaches 28.
-//!
-//! With two threads, 896 × 4864 in Q4_0, of 158 μs: waking 0.3, packing x 0.4, packing h 1.2, waiting
-//! for the last panels 0.4 and 2; gate and up stream at 0.98 of the bandwidth, down at 0.92. What is
-//! asked for beyond the end of a claimed range is another thread's: 12 KiB for each of some 28 ranges.
-//!
-//! - Refuted on paper before any was written: `f32` from a table (a shift, a permutation and a
-//!   multiply-add for 16 weights; 3.6 operations a cycle, more than the three units that have them),
-//!   and inputs as three bfloat16 with pair dot products (2.5 operations for 16 weights, and no use
-//!   for 8-bit weights).
-//! - Words in the order of the file for Q5_K and Q6_K, whose upper bits then serve four or eight
-//!   runs: 0.36 and 0.34. Lines fetched past the second-level cache were gone when they were needed
-//!   again. Now a word is used up at once, or within a pair of runs.
-//! - Quads in a loop that the compiler may leave rolled: Q6_K 0.60. They are written out.
-//! - Loops over rows and digits as iterators over two arrays: kept in registers by incremental builds alone,
-//!   which do not inline before code generation. Otherwise the sums lay in memory: Q4_1, 576 × 1536, 2, 4
-//!   and 9 rows, 190, 369, 733 μs where indices take 54, 105, 235.
-//! - With AVX2 the quad of two rows as one piece of assembly, whose twelve sums, weights and products are all sixteen
-//!   registers: 0.6 to 0.9 of the speed; the compiler keeps the sums in memory around it.
-//! - Prefetch on the Zen 5 to the first-level cache, 4, 8, 12, 16 KiB ahead: Q4_0 0.75, 0.96, 1.01, 1.01; Q8_0 0.84,
-//!   0.97, 0.95, 0.90. A line at a time or those of a run at once, with or without the second-level cache: within 3 %.
-//!   On a Zen 4 see [`streams_wait_in_second`].
-//! - A branch at every line that is asked for, on how: the compiler loads all inputs of a run before the first and stores
-//!   what does not fit the registers. Zen 4, 896 × 4864 in Q4_0 from the cache, one row: 424 μs in place of 283.
-//! - Instructions in closures, as of `array::map`: these are compiled without the façade's features where nothing
-//!   inlines them early enough, and each instruction becomes a call. Q8_0 with AVX2 took 137 ms in place of 9 in builds
-//!   without link-time optimisation.
+//! Loops over quads are written out, over rows and digits they go by index, and no instruction stands in a closure: what the
+//! compiler makes of other forms, floors and what was measured: docs/kernels/cpu.md.
 
 #![expect(
     clippy::needless_range_loop,

@@ -5,18 +5,7 @@
 //! side hide the latency of the multiply-adds, as in [`crate::gemm::SideBySide`]. Taken where one order of sums is asked
 //! for and the way is that of decoded weights; for any order [`super::dots`] is faster.
 //!
-//! Floor (Zen 3, AVX2: four vector operations a cycle, two of them multiply-adds, two conversions): eight weights are a
-//! mask, a conversion, a multiply-add, and one for each row: 1 cycle with one row, 1.5 with two, 2 with three, where sums of
-//! digits take 0.6, 1.1 and 1.7 for weights of 4 bits. So one row costs 1.7 times as much where arithmetic binds. Measured
-//! in turns beside other work, one thread, 2048 × 4096 in f32, weights from memory, the least time by that of digits, in
-//! brackets that of chunks decoded to memory with panels side by side: one row Q4_0 1.95 (2.43), Q4_K 2.11 (3.05), Q8_0
-//! 1.61 (2.19); two rows 1.37 (1.66), 1.57 (1.79), 1.33 (1.82); three 1.08 (1.33), 1.02 (1.28), 0.96 (1.28).
-//!
-//! - Four rows: sums lie in memory, 1.31 to 1.35 where chunks take 1.08 to 1.10.
-//! - Digits for every number of rows, whose sums are exact and so have one order: with 8, 16 and 128 rows 1.2 to 1.9 times
-//!   as long as decoded weights.
-//! - One row of one panel, or of four: 1.2 to 1.4 times as long as of two; two rows of two panels 1.05 to 1.1.
-//! - All of one row in assembly, two panels and three: the same as two panels here.
+//! Floors, what was measured and what was tried: docs/kernels/cpu.md.
 //!
 //! Bytes stay where they are in their words: `u·2⁸ⁱ` is exact in `f32`, and so is the scale divided by 2⁸ⁱ, so the product
 //! is that of `u` and the scale. A shift for each weight is saved.

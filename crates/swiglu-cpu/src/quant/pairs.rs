@@ -11,21 +11,7 @@
 //! most 2⁷, then never overflow before the result does. Pair dot products flush subnormals, so that
 //! inputs below 2⁻¹¹³ may be lost; `swiglu_core::bounds` counts that.
 //!
-//! Floors (Zen 5, AVX-512): a pair dot product does twice the work of a multiply-add, two a cycle. For
-//! a run of 32 inputs a row and a vector take 16 of them, one multiply-add for the scale and one for a
-//! minimum: 6 or 12 %, Q6_K with two scales a run 12 %. Decoding a step takes 2.5 operations and a
-//! store, Q8_0 5.5: over 73 rows 3 and 7 % of the dot products, over 12 rows 20 and 45 %. Predicted
-//! against decoded bfloat16 weights with 73 rows: Q4_0 1.1, Q4_1 1.15 of the time, where decoding to
-//! `f32` takes 2.06. Measured (one thread, 576 × 1536, weights in cache, μs of a block with 4, 12, 73 rows):
-//! Q4_1 84, 164, 885, Q8_0 93, 176, 865; decoded bfloat16 65, 124, 740, decoding to `f32` 182, 322, 1515. So
-//! with 73 rows 1.19 and 1.17 of the time, decoding 38 and 53 μs of it.
-//!
-//! - Chunks of 16, 24, 40, 64, 128 and 256 KiB, 768 × 2048, 16 rows of Q4_1: 388, 395, 436, 434, 433, 437 μs;
-//!   with 73 rows all within noise.
-//! - Steps of a span in a rolled loop, and sums whose address the compiler knows, which it then keeps on
-//!   the stack as well as in memory: 1090 in place of 885 μs.
-//! - Not for binary16: an input is exactly two bfloat16, but that is two dot products for a pair, the
-//!   rate of `f32`.
+//! Floors, what was measured and what was tried: docs/kernels/cpu.md.
 
 use std::hint::black_box;
 use std::marker::PhantomData;
