@@ -176,7 +176,7 @@ mod tests {
             "explain --weights w --layer 3 --expert 3 --rescale 3",
             "tune --shape 3,8,8 --seconds 1 --threads 3",
             "kernels build --arch sm_80 --out o --shape 8,8 --sms 3",
-            "lab run e --preparations 3",
+            "lab run e --preparations 3 --time-limit 3",
             "lab run e --until-decided=3",
             "lab gate e --tolerance 0.5",
         ];

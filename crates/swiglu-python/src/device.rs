@@ -69,7 +69,7 @@ pub(crate) fn after_fork() {
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     // Their threads are the parent's: nothing of them may be waited for, so they are not dropped.
     std::mem::forget(devices.take());
-    crate::layer::forget_lent();
+    crate::lent::forget_lent();
     let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
     std::mem::forget(std::mem::take(&mut *kept));
 }

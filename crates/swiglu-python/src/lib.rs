@@ -5,12 +5,16 @@
 
 mod activation;
 mod array;
+mod calls;
 mod device;
 mod dlpack;
 mod error;
 mod gradient;
 mod layer;
+mod lent;
+mod reading;
 mod tensor;
+mod weights;
 
 use pyo3::prelude::*;
 use swiglu::{Device, Isa};
@@ -64,7 +68,9 @@ mod _native {
     #[pymodule_export]
     use crate::info;
     #[pymodule_export]
-    use crate::layer::{Layer, cuda_layer_at_once};
+    use crate::layer::Layer;
+    #[pymodule_export]
+    use crate::lent::cuda_layer_at_once;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
