@@ -404,8 +404,10 @@ fn tf32_on_request() {
 
 /// Gradients of every activation, mode and arrangement against the oracle.
 fn backward<T: Element>(cuda: &Cuda, turn: usize) {
-    let act = Activation::family()[turn % 11];
-    let numerics = Numerics::all().nth(turn % 6).unwrap();
+    let family = Activation::family();
+    let act = family[turn % family.len()];
+    // Another mode when the family begins again.
+    let numerics = Numerics::all().nth((turn + turn / family.len()) % 6).unwrap();
     let arrangement = [
         Arrangement::Separate,
         Arrangement::PackedGateFirst,
@@ -463,14 +465,16 @@ fn backward<T: Element>(cuda: &Cuda, turn: usize) {
 fn gradients_of_the_activation() {
     let Some(cuda) = common::device() else { return };
     let types = [backward::<f32>, backward::<f16>, backward::<bf16>];
+    let family = Activation::family().len();
+    assert!(family >= 12, "each type has as many turns, and needs them for every arrangement");
     if !common::partly() {
-        for turn in some((0..132).collect(), 17) {
+        for turn in some((0..12 * family).collect(), 17) {
             types.iter().for_each(|backward| backward(&cuda, turn));
         }
     } else {
         // The least turns of one type each in which every type meets every activation, every mode of rounding
         // and every arrangement.
-        (0..33).for_each(|turn| types[(2 * turn + turn / 11) % 3](&cuda, turn));
+        (0..3 * family).for_each(|turn| types[turn / family](&cuda, turn));
     }
 }
 

@@ -183,6 +183,8 @@ mod tests {
         numbers.dedup();
         // SiLU has two: one knows that β is 1.
         assert_eq!(numbers, (0..8).map(Some).collect::<Vec<_>>());
+        let names: Vec<_> = GateCode::all(DType::Bf16).into_iter().map(GateCode::name).collect();
+        assert!(names.iter().all(|name| !name.contains("unknown")), "{names:?}");
         for dtype in DType::ALL {
             assert!(expect_gate(&Activation::SWIGLU, dtype).is_ok());
         }
