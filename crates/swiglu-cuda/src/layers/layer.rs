@@ -187,9 +187,14 @@ impl<K, T: Element> Layer<K, T> {
         }
     }
 
+    /// The planner that chooses for this layer, whatever planners have followed it.
+    pub(super) fn planner(&self) -> &Planner {
+        self.whole.planner(&self.cuda)
+    }
+
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        let (planner, steps) = (self.whole.planner(&self.cuda), self.choose(m));
+        let (planner, steps) = (self.planner(), self.choose(m));
         let reason = match self.asked {
             Asked::Path(path) => {
                 let (to_h, why) = self.whole.choose(planner, m);

@@ -16,7 +16,7 @@ use crate::layers::activation::tensor;
 use crate::layers::layer::{Asked, Layer};
 use crate::layers::operands::Dense;
 use crate::layers::weights::{DownBuffer, padded};
-use crate::plan::{Planner, differentiated};
+use crate::plan::differentiated;
 
 /// What the first half of a block's backward pass reads and writes.
 #[derive(Debug, Clone, Copy)]
@@ -149,7 +149,7 @@ impl<K, T: Element> Layer<K, T> {
     /// The kernel that computes gradients of gate and up in the product's epilogue, where one takes this call.
     pub(super) fn dgated_kernel(&self, call: &DgatedCall<'_>) -> Option<DgatedKernel> {
         let path = if let Asked::Path(path) = self.asked { path } else { None };
-        differentiated(Planner::of(&self.cuda), &self.problem.with_m(call.m), path, call)
+        differentiated(self.planner(), &self.problem.with_m(call.m), path, call)
     }
 }
 
