@@ -1,4 +1,4 @@
-//! Measures the rates of a device, which the cost model is then refined by ([`crate::Calibration`]): about a second.
+//! Measures the rates of a device, which the cost model is then refined by ([`crate::Calibration`]).
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,6 @@ use crate::device::stream::{Event, Stream};
 use crate::kernels::probe::{self, Probe};
 use crate::plan::Planner;
 use crate::plan::calibration::{Calibrated, Calibration, Reading};
-use crate::plan::tuning::TuningOptions;
 
 /// Measurements, of which the median counts.
 const SAMPLES: usize = 11;
@@ -35,7 +34,7 @@ const REHEAT: Duration = Duration::from_millis(5);
 const AT_ONCE: usize = 4;
 
 impl Cuda {
-    /// Measures the rates of this device, in about a second, on its default stream: with them plans are estimated that are
+    /// Measures the rates of this device on its default stream: with them plans are estimated that are
     /// made from now on, and layers that are. Layers that there are keep what they have. The result is kept where the options
     /// say that the device was opened with, so that later processes have it; the device should be idle meanwhile.
     ///
@@ -46,15 +45,7 @@ impl Cuda {
     /// [`CudaError::Capture`] while this thread captures a graph, or the default stream is captured;
     /// [`CudaError::LibraryMissing`] without NVRTC; what the driver reports.
     pub fn calibrate(&self) -> Result<Calibrated> {
-        self.recalibrate(None, || measure(self))
-    }
-
-    /// As [`Self::calibrate`], kept in the directory of `options`.
-    ///
-    /// # Errors
-    /// As [`Self::calibrate`].
-    pub fn calibrate_with(&self, options: &TuningOptions) -> Result<Calibrated> {
-        self.recalibrate(Some(options), || measure(self))
+        self.recalibrate(|| measure(self))
     }
 }
 

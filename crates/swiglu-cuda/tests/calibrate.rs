@@ -26,10 +26,7 @@ fn every_rate_is_measured_or_says_why_it_is_not() {
         assert!(said.contains("was measured") || !common::has_gpu(), "{name}: {said}");
     }
     assert_eq!(&calibrated.rates, cuda.calibration());
-    assert_eq!(
-        (calibrated.replaced, cuda.kept_calibration(&options.tuning).is_some()),
-        (None, true)
-    );
+    assert_eq!(calibrated.replaced, None);
     let later = Cuda::with_options(&options).unwrap();
     assert_eq!(later.calibration(), &calibrated.rates);
     let path = calibrated.kept.unwrap();
@@ -40,23 +37,25 @@ fn every_rate_is_measured_or_says_why_it_is_not() {
     let again = later.calibrate().unwrap();
     assert!(again.replaced.unwrap().to_string().contains("damaged"));
     assert_eq!(again.kept.as_ref(), Ok(&path));
-    assert!(later.kept_calibration(&options.tuning).is_some());
+    let note = Cuda::with_options(&options).unwrap().tuning_notes().last().unwrap().clone();
+    assert!(note.starts_with(&*path.to_string_lossy()) && !note.contains("damaged"), "{note}");
 }
 
 #[test]
 fn what_cannot_be_kept_is_used_by_this_process() {
-    let dir = tempfile::tempdir().unwrap();
-    let Some(options) = options(dir.path()) else { return };
     let file = tempfile::NamedTempFile::new().unwrap();
-    let no_dir = TuningOptions { dir: Some(file.path().to_owned()), disabled: false };
+    // No directory.
+    let Some(options) = options(file.path()) else { return };
     let cuda = Cuda::with_options(&options).unwrap();
-    let calibrated = cuda.calibrate_with(&no_dir).unwrap();
+    let calibrated = cuda.calibrate().unwrap();
     let why = calibrated.kept.unwrap_err().to_string();
     assert!(why.contains("not kept"), "{why}");
     assert_eq!(&calibrated.rates, cuda.calibration());
+    let dir = tempfile::tempdir().unwrap();
+    let disabled = TuningOptions { dir: Some(dir.path().to_owned()), disabled: true };
+    let cuda = Cuda::with_options(&options.with_tuning(disabled)).unwrap();
+    assert!(cuda.calibrate().unwrap().kept.is_err());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-    let disabled = TuningOptions { disabled: true, ..no_dir };
-    assert!(cuda.calibrate_with(&disabled).unwrap().kept.is_err());
 }
 
 #[test]

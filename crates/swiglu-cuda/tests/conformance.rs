@@ -1,5 +1,6 @@
 //! The conformance suite on every way this device computes: as planned, unfused, each fused kernel.
 //! On a GPU all of it; on the simulator every so many cases, so that it stays a matter of seconds.
+//! One file, because its tests share cases, and each program compiles all of the backend.
 
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]

@@ -17,7 +17,7 @@ use crate::terminal::{Terminal, Verdict, shown};
 
 #[derive(Debug, Args)]
 pub(crate) struct InfoArgs {
-    /// Measure the rates of each CUDA device, about a second each, for plans to follow: bandwidth, clock under load, L2, a
+    /// Measure the rates of each CUDA device, for plans to follow: bandwidth, clock under load, L2, a
     /// launch and a barrier of the grid, beside what is expected. They are kept where `tune` keeps measurements
     #[arg(long)]
     probe: bool,

@@ -44,7 +44,7 @@ pub(crate) struct Subject {
 impl Subject {
     /// By what was measured of the device just now, else by what a file has of it.
     pub(super) fn basis(&self, measured: Option<&Calibration<Reading>>) -> Basis {
-        let kept = if measured.is_none() { self.read(&self.tuning) } else { Ok(None) };
+        let kept = if measured.is_none() { self.read() } else { Ok(None) };
         let readings = match &kept {
             Ok(Some((_, readings))) => Some(readings),
             _ => measured,
@@ -67,22 +67,18 @@ impl Subject {
     }
 
     /// What the directory has of measurements of the device, unless they are not to be read.
-    pub(super) fn read(&self, options: &TuningOptions) -> Kept {
-        match options.directory() {
-            Some(dir) if !options.disabled => calibration::read(&dir, &self.card()),
+    pub(super) fn read(&self) -> Kept {
+        match self.tuning.directory() {
+            Some(dir) if !self.tuning.disabled => calibration::read(&dir, &self.card()),
             _ => Ok(None),
         }
     }
 
     /// Keeps what was measured in the directory.
-    pub(super) fn keep(
-        &self,
-        options: &TuningOptions,
-        readings: &Calibration<Reading>,
-    ) -> Result<PathBuf, NotKept> {
+    pub(super) fn keep(&self, readings: &Calibration<Reading>) -> Result<PathBuf, NotKept> {
         let not_kept = |why: &str| NotKept { path: "~".into(), why: why.into() };
-        match options.directory() {
-            _ if options.disabled => Err(not_kept("the options say that none are used")),
+        match self.tuning.directory() {
+            _ if self.tuning.disabled => Err(not_kept("the options say that none are used")),
             None => Err(not_kept("nothing says where: set SWIGLU_TUNING_DIR")),
             Some(dir) => calibration::keep(&dir, &self.card(), readings),
         }

@@ -217,19 +217,10 @@ impl Cuda {
         &Planner::of(self).basis.calibration
     }
 
-    /// What was measured of a device like this one and kept in the directory of `options`, if it is whole and of the same
-    /// clocks, SMs and driver.
-    pub fn kept_calibration(&self, options: &TuningOptions) -> Option<Calibration> {
-        let subject = &Attached::of(self).subject;
-        let (_, readings) = subject.read(options).ok()??;
-        Some(subject.calibration(Some(&readings)))
-    }
-
     /// Has plans made from now on by what `measure` finds, and keeps that. Layers that there are stay with the planner that
     /// they were made by.
     pub(crate) fn recalibrate(
         &self,
-        options: Option<&TuningOptions>,
         measure: impl FnOnce() -> Result<Calibration<Reading>>,
     ) -> Result<Calibrated> {
         let Attached { subject, measuring, .. } = Attached::of(self);
@@ -238,9 +229,8 @@ impl Cuda {
         let latest = Planner::of(self);
         // It is not to find what is kept now.
         LazyLock::force(&latest.basis);
-        let options = options.unwrap_or(&subject.tuning);
-        let replaced = subject.read(options).err().map(|(_, refusal)| refusal);
-        let kept = subject.keep(options, &readings);
+        let replaced = subject.read().err().map(|(_, refusal)| refusal);
+        let kept = subject.keep(&readings);
         let of = subject.clone();
         let rates = subject.calibration(Some(&readings));
         let next = Planner::new(

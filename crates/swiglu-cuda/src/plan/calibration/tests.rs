@@ -204,7 +204,7 @@ fn plans_follow_a_file_and_a_damaged_one_is_said_and_not_used() {
     assert_eq!(plans(&damaged), before);
     let note = last_note(&damaged);
     assert!(note.contains("not used: it is damaged") && note.contains("rates expected"), "{note}");
-    assert_eq!(damaged.kept_calibration(&in_dir(dir.path())), None);
+    assert!(!damaged.calibration().is_measured());
     // With no measurements to be used it is not looked at.
     let options = common::options()
         .unwrap()
@@ -274,10 +274,10 @@ fn layers_that_there_are_keep_their_planner() {
     let (there, before) = (layer(&cuda), layer(&device(dir.path()).unwrap()));
     assert_eq!(there(m), before(m));
     // An error leaves all as it is.
-    let failed = cuda.recalibrate(None, || Err(CudaError::NoDevice));
+    let failed = cuda.recalibrate(|| Err(CudaError::NoDevice));
     assert_eq!(failed.unwrap_err(), CudaError::NoDevice);
     assert!(!cuda.calibration().is_measured());
-    let calibrated = cuda.recalibrate(None, || Ok(measured)).unwrap();
+    let calibrated = cuda.recalibrate(|| Ok(measured)).unwrap();
     assert_eq!(&calibrated.rates, cuda.calibration());
     // Also numbers of tokens that it had not planned.
     for m in [m, m + 1, m + 7, m + 33] {
@@ -288,6 +288,5 @@ fn layers_that_there_are_keep_their_planner() {
     assert!(calibrated.kept.unwrap().starts_with(dir.path()));
     let later = device(dir.path()).unwrap();
     assert_eq!(later.calibration(), &calibrated.rates);
-    assert_eq!(later.kept_calibration(&in_dir(dir.path())).as_ref(), Some(&calibrated.rates));
     assert_eq!(plans(&later), plans(&cuda));
 }
