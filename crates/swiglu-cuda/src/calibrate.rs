@@ -18,8 +18,8 @@ use crate::plan::calibration::{Calibrated, Calibration, Reading};
 
 /// Measurements, of which the median counts.
 const SAMPLES: usize = 11;
-/// Part of L2 that is read: what is in it stays there, whichever half of the SMs asks.
-const OF_L2: usize = 4;
+/// Parts of L2 that are read: what is in the larger stays there, whichever half of the SMs asks.
+const OF_L2: [usize; 2] = [16, 4];
 /// Cycles that hold the stream up while the host enqueues what is timed behind them: milliseconds.
 const HOLD_UP: usize = 6_000_000;
 /// Kernels that start behind each other.
@@ -28,10 +28,10 @@ const LAUNCHES: usize = 128;
 const BARRIERS: [usize; 2] = [8, 72];
 const CYCLES: [usize; 2] = [20_000, 220_000];
 /// How long products run until the power that they draw has settled the clock, and before each look at it.
-const HEAT: Duration = Duration::from_millis(200);
-const REHEAT: Duration = Duration::from_millis(5);
+const HEAT: Duration = Duration::from_millis(600);
+const REHEAT: Duration = Duration::from_millis(15);
 /// Products between two looks at the host's clock.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 8;
 
 impl Cuda {
     /// Measures the rates of this device on its default stream: with them plans are estimated that are
@@ -132,34 +132,31 @@ fn clock(stream: &Stream) -> Result<f64> {
     let side = (sms * 64).next_multiple_of(256).clamp(256, 4096);
     let mut product = Product::<bf16>::new(stream, [side; 3], false, Orientation::OutIn)?;
     let (begun, mut products) = (Instant::now(), 0);
+    let mut before = stream.record()?;
     while begun.elapsed() < HEAT {
         for _ in 0..AT_ONCE {
             product.enqueue(stream)?;
         }
-        stream.synchronize()?;
+        // The device has the next ones meanwhile: it does not cool.
+        std::mem::replace(&mut before, stream.record()?).synchronize()?;
         products += AT_ONCE;
     }
+    stream.synchronize()?;
     let each = begun.elapsed() / products as u32;
     let again = (REHEAT.as_secs_f64() / each.as_secs_f64()).ceil().clamp(1.0, 256.0) as usize;
     let reheat = || (0..again).try_for_each(|_| product.enqueue(stream));
     rate_between(stream, CYCLES, reheat, Probe::Cycles)
 }
 
-/// Bytes per cycle of all SMs together.
+/// Bytes per second of all SMs together.
 fn l2(stream: &Stream, l2_bytes: usize) -> Result<f64> {
-    let (bytes, blocks) =
-        (probe::whole_reads(l2_bytes / OF_L2), probe::readers(stream.cuda().facts().sm_count));
-    let data = DeviceBuffer::<f32>::zeros(stream, bytes / 4)?;
-    let out = DeviceBuffer::<f32>::zeros(stream, blocks)?;
-    let reads = Probe::Reads { data: data.device_ptr(), bytes, out: out.device_ptr() };
-    // The first brings the buffer to L2.
-    enqueue(stream, reads)?;
-    let mut cycles = Vec::new();
-    for _ in 0..SAMPLES {
-        enqueue(stream, reads)?;
-        cycles.extend(out.to_host()?.into_iter().map(f64::from));
-    }
-    Ok(blocks as f64 * bytes as f64 / median(cycles))
+    let sizes = OF_L2.map(|part| probe::whole_reads(l2_bytes / part));
+    let data = DeviceBuffer::<f32>::zeros(stream, sizes[1] / 4)?;
+    let reads = |bytes| Probe::Reads { data: data.device_ptr(), bytes };
+    // Brings the buffer to L2.
+    enqueue(stream, reads(sizes[1]))?;
+    let of_a_block = rate_between(stream, sizes, || Ok(()), reads)?;
+    Ok(probe::readers(stream.cuda().facts().sm_count) as f64 * of_a_block)
 }
 
 /// Seconds from one kernel to the next.

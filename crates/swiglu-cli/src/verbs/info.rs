@@ -177,7 +177,7 @@ fn measured(cuda: &Cuda, said: &mut Vec<String>) -> Value {
 
 /// A line of each rate, in units that people read.
 fn rate_lines(rates: &Calibration) -> impl Iterator<Item = String> {
-    let units = [(1e-9, "GB/s"), (1e-6, "MHz"), (1.0, "bytes per cycle"), (1e6, "µs"), (1e6, "µs")];
+    let units = [(1e-9, "GB/s"), (1e-6, "MHz"), (1e-9, "GB/s"), (1e6, "µs"), (1e6, "µs")];
     rates.each().into_iter().zip(units).map(|((name, rate), (scale, unit))| {
         let Rate { prior, measured, refused, .. } = rate;
         let value = |value: f64| number(value * scale);

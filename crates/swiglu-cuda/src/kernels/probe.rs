@@ -13,7 +13,7 @@ const THREADS: u32 = 256;
 const READERS: u32 = 512;
 /// Blocks that read on an SM at the same time.
 const READERS_PER_SM: u32 = 2;
-/// Bytes of a read, and of all threads' reads between two looks at the clock: buffers are multiples of it.
+/// Bytes of a read, and of all reads of a block's threads that are under way together: buffers are multiples of it.
 const VECTOR: usize = 16;
 const READ_AT_ONCE: usize = VECTOR * READERS as usize * 8;
 
@@ -21,7 +21,6 @@ const READ_AT_ONCE: usize = VECTOR * READERS as usize * 8;
 #[derive(Default)]
 struct ProbeParams {
     data: u64,
-    out: u64,
     count: i64,
 }
 
@@ -32,9 +31,8 @@ pub(crate) enum Probe {
     Nothing,
     /// So many barriers of a grid of a block on each SM, at a word of device memory that is 0 before its first use.
     Barriers { word: u64, count: usize },
-    /// Every block reads `bytes` bytes of zeros, [`whole_reads`] of them, and writes the cycles that it took as an f32 to
-    /// `out`, which has [`readers`].
-    Reads { data: u64, bytes: usize, out: u64 },
+    /// Every one of [`readers`] blocks reads `bytes` bytes of zeros, [`whole_reads`] of them.
+    Reads { data: u64, bytes: usize },
     /// Cycles of the SMs' clock, on one SM.
     Cycles(usize),
 }
@@ -73,12 +71,8 @@ pub(crate) unsafe fn enqueue(stream: &Stream, probe: Probe) -> Result<()> {
     };
     let params = match probe {
         Probe::Nothing => ProbeParams::default(),
-        Probe::Barriers { word, count } => {
-            ProbeParams { data: word, count: signed(count), ..ProbeParams::default() }
-        }
-        Probe::Reads { data, bytes, out } => {
-            ProbeParams { data, out, count: signed(bytes / VECTOR) }
-        }
+        Probe::Barriers { word, count } => ProbeParams { data: word, count: signed(count) },
+        Probe::Reads { data, bytes } => ProbeParams { data, count: signed(bytes / VECTOR) },
         Probe::Cycles(count) => ProbeParams { count: signed(count), ..ProbeParams::default() },
     };
     let config = LaunchConfig {
