@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::arch::Arch;
 use crate::device::driver::{Driver, cu, driver};
 use crate::device::error::{CudaError, Result};
-use crate::device::fork::expect_no_fork;
+use crate::device::fork::{expect_no_fork, is_child};
 use crate::device::jit;
 use crate::device::jit::cache::{CacheOptions, CacheWarning, KernelCache};
 use crate::device::jit::variant::Variant;
@@ -393,7 +393,7 @@ impl Retained {
 
 impl Drop for Retained {
     fn drop(&mut self) {
-        if expect_no_fork().is_ok() {
+        if !is_child() {
             // SAFETY: retained once by `Context::retain`. At process exit the driver may refuse: nothing is left to
             // release then.
             let _ = unsafe { cu!(self.driver, cuDevicePrimaryCtxRelease(self.device)) };
@@ -429,12 +429,17 @@ impl Context {
 
     /// Leaves something to be done, with the context current, when the device has no handle and no work any more.
     pub(crate) fn leave_work(&self, work: impl FnOnce() + Send + 'static) {
+        if is_child() {
+            return std::mem::forget(work);
+        }
         self.leftovers().add_work(work);
     }
 
     /// Leaves it so: a stream has ended whose last work nobody can mark.
     pub(crate) fn leave_unmarked(&self) {
-        self.leftovers().set_unmarked();
+        if !is_child() {
+            self.leftovers().set_unmarked();
+        }
     }
 
     /// Leaves the mark behind the last work of a stream.
@@ -448,7 +453,11 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let leftovers = self.leftovers.get_mut().unwrap_or_else(PoisonError::into_inner);
-        leftovers::leave(&self.retained, std::mem::take(leftovers));
+        let leftovers = std::mem::take(leftovers);
+        if is_child() {
+            return std::mem::forget(leftovers);
+        }
+        leftovers::leave(&self.retained, leftovers);
     }
 }
 

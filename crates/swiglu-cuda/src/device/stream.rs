@@ -11,6 +11,7 @@ use crate::device::sys::CUstream;
 use crate::device::context::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
+use crate::device::fork::is_child;
 use crate::device::loading::WithoutLoading;
 use crate::device::memory::Memory;
 use crate::device::raw_stream::{RawEvent, RawStream};
@@ -78,7 +79,9 @@ impl StreamInner {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        self.end();
+        if !is_child() {
+            self.end();
+        }
     }
 }
 
@@ -176,7 +179,9 @@ impl Deref for BorrowedStream {
 
 impl Drop for BorrowedStream {
     fn drop(&mut self) {
-        self.stream.cuda.borrowed().give_back(self.key);
+        if !is_child() {
+            self.stream.cuda.borrowed().give_back(self.key);
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::device::sys::CUdeviceptr;
 
 use super::Memory;
 use crate::device::error::Result;
+use crate::device::fork::is_child;
 use crate::device::raw_stream::RawStream;
 
 /// What work does with memory.
@@ -138,6 +139,9 @@ impl fmt::Debug for Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
+        if is_child() {
+            return;
+        }
         let blocks = std::mem::take(self.blocks.get_mut().unwrap_or_else(PoisonError::into_inner));
         if blocks.is_empty() {
             return;

@@ -15,6 +15,7 @@ use crate::device::sys::{CUdevice_attribute as Attribute, CUdeviceptr};
 use crate::device::context::Context;
 use crate::device::driver::{Driver, OUT_OF_MEMORY, cu};
 use crate::device::error::{CudaError, Result};
+use crate::device::fork::is_child;
 use crate::device::raw_stream::{RawStream, relaxed};
 
 use allocation::Freed;
@@ -180,6 +181,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if is_child() {
+            return;
+        }
         self.drain();
         let waiting =
             std::mem::take(self.waiting.get_mut().unwrap_or_else(PoisonError::into_inner));

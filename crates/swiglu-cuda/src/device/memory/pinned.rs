@@ -10,6 +10,7 @@ use super::{DeviceData, Memory};
 use crate::device::context::Cuda;
 use crate::device::driver::{Driver, OUT_OF_MEMORY};
 use crate::device::error::Result;
+use crate::device::fork::is_child;
 use crate::device::raw_stream::relaxed;
 
 /// A dense `[rows, cols]` matrix in page-locked memory of the host: made once and used for call after call. Copies between
@@ -116,7 +117,9 @@ impl<T> fmt::Debug for PinnedMatrix<T> {
 impl<T> Drop for PinnedMatrix<T> {
     /// Freeing would wait for the device.
     fn drop(&mut self) {
-        self.memory.pinned.give_back(self.block);
+        if !is_child() {
+            self.memory.pinned.give_back(self.block);
+        }
     }
 }
 

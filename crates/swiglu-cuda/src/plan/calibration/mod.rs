@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::machine::{CLOCK_SHARE, Machine, Rates};
+use super::machine::{Machine, Rates};
 use super::tuning::{NotKept, Refusal};
 pub(crate) use file::{Card, Kept, keep, read};
 
@@ -106,12 +106,12 @@ impl<T> Calibration<T> {
 /// What the probe finds on the card that the model was fitted on, an H200: of the memory's nominal rate, of the greatest
 /// clock, seconds of a launch and of a barrier.
 const COPY_SHARE: f64 = 0.872;
-const LOADED_SHARE: f64 = CLOCK_SHARE;
-const CHAINED_LAUNCH: f64 = 1.45e-6;
-const GRID_BARRIER: f64 = 0.95e-6;
+const LOADED_SHARE: f64 = 0.784;
+const CHAINED_LAUNCH: f64 = 1.5e-6;
+const GRID_BARRIER: f64 = 0.97e-6;
 /// Bytes from L2 per cycle of the greatest clock and SM. L2 has a clock of its own, which the power that products draw does
 /// not lower.
-const L2_PER_SM: f64 = 45.5;
+const L2_PER_SM: f64 = 35.4;
 /// A rate below this share of what the driver says is not this device's: it is shared, or simulated.
 const LEAST: f64 = 0.25;
 /// What clocks that are read one after the other let a rate be above what the driver says.
@@ -140,7 +140,7 @@ impl Calibration<Expected> {
             copy: of(memory * COPY_SHARE, memory_limits),
             clock: of(clock * LOADED_SHARE, clock_limits),
             l2: of(sms * clock * L2_PER_SM, L2_LIMITS.map(|bytes| sms * clock * bytes)),
-            launch: of(CHAINED_LAUNCH, [0.2e-6, 20e-6]),
+            launch: of(CHAINED_LAUNCH, [0.1e-6, 20e-6]),
             barrier: of(GRID_BARRIER, [0.1e-6, 20e-6]),
         }
     }
