@@ -14,6 +14,7 @@ use swiglu::{
 };
 use swiglu_core::ACTIVATION_NAMES;
 use swiglu_cuda::CudaOptions;
+use swiglu_cuda::tuning::TuningOptions;
 use swiglu_lab::{Case, CaseOp, DeviceKind, MAX_EXTENT};
 
 /// Which device, and how much of it.
@@ -36,16 +37,26 @@ pub(crate) struct DeviceArgs {
 
 impl DeviceArgs {
     pub(crate) fn open(&self) -> anyhow::Result<Device> {
+        self.open_with_tuning(&TuningOptions::default())
+    }
+
+    /// What was measured of a CUDA device is read there, and rates of it are kept there.
+    pub(crate) fn open_with_tuning(&self, tuning: &TuningOptions) -> anyhow::Result<Device> {
         let Self { isa, threads, .. } = *self;
         let of_the_cpu = isa.is_some() || threads.is_some();
-        let cuda = |device| Device::cuda_with(&CudaOptions::new(device).with_tf32(self.tf32));
+        let cuda = |device| {
+            let options = CudaOptions::new(device).with_tf32(self.tf32);
+            Device::cuda_with(&options.with_tuning(tuning.clone()))
+        };
         let device = match self.device {
             DeviceName::Cuda(_) if of_the_cpu => {
                 bail!("--isa and --threads are of the CPU: leave them out, or give --device cpu")
             }
             DeviceName::Cuda(device) => cuda(device)?,
             DeviceName::Best if !of_the_cpu => match Device::best()? {
-                Device::Cuda(best) if self.tf32 => cuda(best.ordinal())?,
+                Device::Cuda(best) if self.tf32 || *tuning != TuningOptions::default() => {
+                    cuda(best.ordinal())?
+                }
                 device => device,
             },
             DeviceName::Best | DeviceName::Cpu => {

@@ -151,14 +151,14 @@ fn device(ordinal: usize, probe: bool, said: &mut Vec<String>) -> Value {
     let mut document = json!(f);
     document["arch"] = json!(arch);
     if probe {
-        document["probe"] = measured(&cuda, said);
+        document["probe"] = probed(&cuda, said);
     }
     document["rates"] = json!(cuda.calibration());
     document
 }
 
-/// What came of measuring a device; what it can do is said beside what is expected.
-fn measured(cuda: &Cuda, said: &mut Vec<String>) -> Value {
+/// Measures a device, and says what it can do beside what is expected. What came of it, as a part of a document.
+pub(crate) fn probed(cuda: &Cuda, said: &mut Vec<String>) -> Value {
     match cuda.calibrate() {
         Ok(Calibrated { rates, kept, .. }) => {
             said.extend(rate_lines(&rates));

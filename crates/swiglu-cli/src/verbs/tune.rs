@@ -1,4 +1,4 @@
-//! `swiglu tune`: every way of computing a layer on a CUDA device, measured, for plans to follow.
+//! `swiglu tune`: the rates of a CUDA device and every way of computing a layer there, measured, for plans to follow.
 
 mod trials;
 
@@ -17,6 +17,7 @@ use swiglu_lab::{Case, CaseOp, DeviceKind};
 use crate::args::{DeviceArgs, MathArgs, extents, layer_op, out_of_range};
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, shown};
+use crate::verbs::info::probed;
 use crate::verbs::kernels::compile;
 use crate::verbs::kernels::layers::{MODELS, sizes};
 
@@ -88,13 +89,13 @@ impl TuneArgs {
 }
 
 pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let device = args.device.open()?;
+    let options = TuningOptions { dir: args.out.clone(), disabled: false };
+    let device = args.device.open_with_tuning(&options)?;
     let Device::Cuda(cuda) = &device else {
         bail!("there is nothing to tune on {device}: its kernels follow from the instruction set");
     };
     let dtype = args.math.dtype.unwrap_or(DType::Bf16);
     let cases = args.cases(dtype)?;
-    let options = TuningOptions { dir: args.out.clone(), disabled: false };
     // Nothing is measured that cannot be kept.
     let (record, refusal) = cuda.keep_tuning(&options, Vec::new())?;
     // What will be tried, on all processors: one variant after the other would take most of the time.
@@ -102,6 +103,9 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let problems = cases.iter().filter_map(Case::problem);
     let tried = problems.flat_map(|p| target.kernels(&p, Some(&[p.m]), Ways::Every));
     compile(cuda.arch(), tried, terminal)?;
+    // What is expected of shapes that nobody measures follows from rates of this very card.
+    let mut said = Vec::new();
+    let probe = (!cuda.calibration().is_measured()).then(|| probed(cuda, &mut said));
     let bar = terminal.bar(cases.len() as u64);
     let budget = Duration::from_secs_f64(args.seconds);
     let subject = trials::Subject { device: &device, cuda, budget, options: &options, bar: &bar };
@@ -111,9 +115,11 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     let replaced = refusal.map(|refusal| refusal.to_string());
     let record = shown(record);
     let document = json!({
-        "device": device.to_string(), "record": record, "replaced": replaced, "entries": entries,
+        "device": device.to_string(), "probe": probe, "record": record, "replaced": replaced,
+        "entries": entries,
     });
     terminal.print(&document, |_, terminal| {
+        said.iter().try_for_each(|line| writeln!(terminal, "{line}"))?;
         entries.iter().try_for_each(|entry| show(entry, terminal))?;
         if let Some(replaced) = &replaced {
             writeln!(terminal, "the record that was there is replaced: {replaced}")?;

@@ -338,6 +338,9 @@ fn tuning_is_kept_and_followed() {
     let ended = end(command.args(tune).args(["--out", out]));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let report = ended.json();
+    // Rates of the device are measured too, and kept beside the record.
+    let probed = std::path::Path::new(report["probe"]["kept"].as_str().unwrap());
+    assert_eq!(probed.parent(), Some(dir.path()), "{report}");
     let trials = report["entries"][0]["trials"].as_array().unwrap();
     let outcome = |name: &str| {
         let of = trials.iter().find(|t| t["way"] == name).unwrap();

@@ -112,6 +112,8 @@ const GRID_BARRIER: f64 = 0.97e-6;
 /// Bytes from L2 per cycle of the greatest clock and SM. L2 has a clock of its own, which the power that products draw does
 /// not lower.
 const L2_PER_SM: f64 = 35.4;
+/// Two probes of one card differ by less: a rate that is as near to what is expected is as expected.
+const NOISE: f64 = 0.08;
 /// A rate below this share of what the driver says is not this device's: it is shared, or simulated.
 const LEAST: f64 = 0.25;
 /// What clocks that are read one after the other let a rate be above what the driver says.
@@ -186,7 +188,10 @@ impl Calibration {
     /// The machine with these rates.
     pub(super) fn refine(&self, machine: &Machine) -> Machine {
         let Self { copy, clock, l2, launch, barrier } = self;
-        let times = |rate: &Rate| rate.used() / rate.prior;
+        let times = |rate: &Rate| {
+            let times = rate.used() / rate.prior;
+            if (times - 1.0).abs() <= NOISE { 1.0 } else { times }
+        };
         Machine {
             memory: machine.memory * times(copy),
             clock: machine.clock * times(clock),

@@ -91,6 +91,14 @@ fn a_rate_of_the_model_changes_as_the_measurement_stands_to_what_is_expected() {
     for (refined, prior, times) in times {
         assert!((refined / prior / times - 1.0).abs() < 1e-12, "{refined} {prior}");
     }
+    // What two probes of one card differ by is no other card.
+    let near = |times| Reading::Value(expected.clock.prior * times);
+    let refined = |clock| {
+        let readings = Calibration { clock, ..readings(&RATES, 132, 1.0) };
+        Calibration::new(&RATES, 132, Some(&readings)).refine(&machine)
+    };
+    assert_eq!([0.95, 1.05].map(|times| refined(near(times))), [machine; 2]);
+    assert!([0.9, 1.1].map(|times| refined(near(times))).iter().all(|refined| *refined != machine));
     let said = calibration.to_string();
     assert_eq!(
         said,
