@@ -12,7 +12,7 @@
 // the widest that divides every base address and row stride of them. Where a row ends within an access, elements go one by
 // one.
 //
-// Nothing of it was measured. Floors as in sm90_dgated_gemm.cu, at the rate of mma.sync.
+// Floors as in sm90_dgated_gemm.cu, at the rate of mma.sync. What was measured: docs/kernels/mma_dgated_gemm.md.
 #include "gate.cuh"
 #include "mma_gemm.cuh"
 
