@@ -75,9 +75,11 @@ pub(crate) struct Shape {
 const FARTHEST: f64 = 2.0;
 /// Numbers of tokens that are further apart than this do not frame one between them.
 const WIDEST: usize = 16;
-/// Weight of the estimate without the model's steps: that with the least loss over the shipped record of an H200, each
-/// problem of it left out in turn (0: 2.6 % more than the fastest on average, 0.3: 2.3, 1: 3.7; the model alone 4.9).
-const SMOOTH: f64 = 0.3;
+/// Weight of the estimate without the model's steps: that with the least loss over the shipped records, each problem of
+/// them left out in turn (docs/kernels/cost-model.md).
+const SMOOTH: f64 = 0.15;
+/// Logarithms of times that are as good as the same.
+const SAME: f64 = 0.05;
 /// Weight of the model of the machine that was measured on, beside that of this one: of an H100 by the record of an H200 and
 /// the other way round, choices cost 0.4 % more than the fastest on average with it, 0.8 with the other model alone.
 const THERE: f64 = 0.5;
@@ -88,8 +90,10 @@ const MANY: usize = 2048;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Near<'a> {
     pub(crate) shape: &'a Shape,
-    /// The nearest numbers of tokens, and the weight of each; one, or two that frame the problem's.
-    at: [Option<(&'a Tuned, f64)>; 2],
+    /// The nearest number of tokens; where two frame the problem's, the one below.
+    at: &'a Tuned,
+    /// The one above, and how much of the way to it lies behind the problem.
+    above: Option<(&'a Tuned, f64)>,
     /// From the problem's K and H: 0 where they were measured.
     distance: f64,
     /// Of the machine they were measured on.
@@ -101,23 +105,22 @@ pub(crate) struct Near<'a> {
 impl<'a> Near<'a> {
     /// What was measured of this very problem.
     pub(crate) fn exact(&self, problem: &Problem) -> Option<&'a Tuned> {
-        let [Some((tuned, _)), None] = self.at else { return None };
-        (self.distance == 0.0 && tuned.m == problem.m && !self.of_h).then_some(tuned)
+        let here = self.above.is_none() && self.distance == 0.0 && self.at.m == problem.m;
+        (here && !self.of_h).then_some(self.at)
     }
 
     /// The numbers of tokens.
     pub(crate) fn tokens(&self) -> impl Iterator<Item = usize> {
-        self.at.into_iter().flatten().map(|(tuned, _)| tuned.m)
+        std::iter::once(self.at.m).chain(self.above.map(|(above, _)| above.m))
     }
 
     /// How much it says: the less the better. Of the same K and H, then between two numbers of tokens or at one, then of one
     /// that is not far; else of the nearest K and H, in tenths of a logarithm; of those the nearest numbers of tokens.
     pub(crate) fn rank(&self, problem: &Problem) -> (bool, bool, u32, usize) {
-        let beside = |(tuned, _): (&Tuned, f64)| tuned.m != problem.m && problem.m < MANY;
-        let alone = self.at[1].is_none();
+        let beside = self.above.is_none() && self.at.m != problem.m && problem.m < MANY;
         let apart = (self.distance * 10.0) as u32;
         let farthest = self.tokens().map(|m| m.abs_diff(problem.m)).max().unwrap_or(0);
-        (self.distance > 0.0, alone && self.at[0].is_some_and(beside), apart, farthest)
+        (self.distance > 0.0, beside, apart, farthest)
     }
 
     /// The same for the block behind h.
@@ -126,7 +129,8 @@ impl<'a> Near<'a> {
     }
 
     /// Seconds that steps are expected to take, where they were measured. Between two numbers of tokens it is the mean of
-    /// two estimates, of which one has all of the model's steps between tiles and waves, and the other none.
+    /// two estimates, of which one has all of the model's steps between tiles and waves, and the other none. Where the model
+    /// has a step, the share is that of the side of it which the problem is on.
     pub(crate) fn seconds(&self, steps: Steps, problem: &Problem, model: &Model) -> Option<f64> {
         if self.of_h {
             let (h, down) = steps.to_h()?;
@@ -140,14 +144,22 @@ impl<'a> Near<'a> {
             let there = if other { steps.seconds(self.there, problem).ln() } else { here };
             here * (1.0 - THERE) + there * THERE
         };
-        let (mut share, mut smooth) = (0.0, 0.0);
-        for (tuned, weight) in self.at.into_iter().flatten() {
-            let measured = tuned.time(steps)?.share.ln();
-            share += weight * measured;
-            smooth += weight * (measured + expected(&problem.with_m(tuned.m)));
-        }
-        let stepped = share + expected(problem);
-        Some((stepped * (1.0 - SMOOTH) + smooth * SMOOTH).exp())
+        let here = expected(problem);
+        let of = |tuned: &Tuned| {
+            Some((tuned.time(steps)?.share.ln(), expected(&problem.with_m(tuned.m))))
+        };
+        let mean = |a: f64, b: f64, part: f64| a + (b - a) * part;
+        let (share, there) = of(self.at)?;
+        let (share, smooth) = match self.above {
+            None => (share, share + there),
+            Some((above, by_tokens)) => {
+                let ((fewer, from), (more, to)) = ((share, there), of(above)?);
+                let by_model = ((here - from) / (to - from)).clamp(0.0, 1.0);
+                let part = if (to - from).abs() < SAME { by_tokens } else { by_model };
+                (mean(fewer, more, part), mean(fewer + from, more + to, by_tokens))
+            }
+        };
+        Some(mean(share + here, smooth, SMOOTH).exp())
     }
 }
 
@@ -162,25 +174,25 @@ impl Shape {
         let next = self.counts.partition_point(|tuned| tuned.m < m);
         let above = self.counts.get(next);
         let below = next.checked_sub(1).and_then(|at| self.counts.get(at));
-        let alone = |tuned| Some([Some((tuned, 1.0)), None]);
+        let alone = |tuned| Some((tuned, None));
         let at = match (below, above) {
             (_, Some(above)) if above.m == m => alone(above),
             // Of so few tokens other kernels compute a block than of more.
             (Some(below), Some(above))
                 if problem.op == Op::Mlp && m <= MOST_TOKENS && above.m > MOST_TOKENS =>
             {
-                (m <= 2 * below.m).then_some([Some((below, 1.0)), None])
+                (m <= 2 * below.m).then_some((below, None))
             }
             (Some(below), Some(above)) if above.m <= WIDEST * below.m => {
                 let part =
                     (m as f64 / below.m as f64).ln() / (above.m as f64 / below.m as f64).ln();
-                Some([Some((below, 1.0 - part)), Some((above, part))])
+                Some((below, Some((above, part))))
             }
             (_, Some(above)) if above.m <= 2 * m => alone(above),
             (Some(below), _) if m <= 2 * below.m || below.m >= MANY => alone(below),
             _ => None,
         };
-        at.map(|at| Near { shape: self, at, distance, there, of_h: false })
+        at.map(|(at, above)| Near { shape: self, at, above, distance, there, of_h: false })
     }
 }
 
