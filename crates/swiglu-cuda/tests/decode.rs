@@ -157,8 +157,8 @@ fn tokens_that_do_not_fit_in_shared_memory() {
         .into_iter()
         .enumerate()
         {
-            // On the simulator the designs take turns, of each kernel three.
-            if common::partly() && (i + j) % 4 != 0 {
+            // On the simulator the two designs of each kernel take turns.
+            if common::partly() && (i + j) % 2 == 1 {
                 continue;
             }
             let case = Case::new(Op::Mlp, [m, k, h], dtype);
