@@ -50,7 +50,7 @@ fn count(calls: usize, mut call: impl FnMut()) -> (usize, usize) {
 /// One test, so that nothing else allocates beside it.
 #[test]
 fn calls_do_not_allocate() {
-    const CALLS: usize = 200;
+    const CALLS: usize = 64;
     let case = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, 256, 700], DType::F32) };
     for threads in [1, 2] {
         let cpu = Cpu::new(&CpuOptions::default().with_threads(threads)).unwrap();
