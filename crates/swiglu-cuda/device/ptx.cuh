@@ -1,5 +1,6 @@
 // The one place where PTX is written: each function is one instruction (or one short loop around
-// it), named after what it does. Kernels are plain C++ above this layer.
+// it), named after what it does. Kernels are plain C++ above this layer. In one file because it is a list in which
+// instructions are looked up.
 //
 // Compiled by NVRTC without any other header. References are to the PTX ISA manual, version 9.0.
 #pragma once

@@ -1,5 +1,6 @@
 // y = act(x·Wg + bg, x·Wu + bu)·Wd + bd for up to 16 tokens on Hopper: weights stream through the copy
-// engine.
+// engine. In one file because its roles, producers, multipliers and adders, only make sense by what each waits for in the
+// others.
 //
 // One persistent launch, whose blocks meet between the two halves. In decode_mlp.cu every lane asks for its
 // own 16 bytes of weights; here four warps ask for pieces of rows, of 1 to 2 KB, one instruction each, and

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use swiglu_core::{Orientation, bf16};
 
 use crate::ceilings::{self, Product};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::device::graph::expect_no_capture;
 use crate::device::library::Library;

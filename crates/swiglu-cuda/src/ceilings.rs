@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use swiglu_core::{DType, Element, Orientation, bf16, f16, random};
 
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
 use crate::device::library::Library;

@@ -14,8 +14,9 @@ mod plan;
 
 pub use conformance::CudaBackend;
 pub use device::arch::Arch;
-pub use device::context::{Cuda, DeviceFacts};
+pub use device::cuda::Cuda;
 pub use device::error::{CudaError, Result};
+pub use device::facts::DeviceFacts;
 pub use device::graph::{CapturedCall, Graph};
 pub use device::leftovers::release_unused;
 pub use device::loading::WithoutLoading;

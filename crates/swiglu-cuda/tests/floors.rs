@@ -12,6 +12,35 @@ fn floor(module: &str) -> usize {
     all.or_else(|| floor(module.split("::").next()?)).unwrap_or(usize::MAX)
 }
 
+/// A file that is longer than this says at its top why it is one: "In one file because …".
+const MOST_LINES: [(&str, usize); 2] = [("src", 400), ("device", 600)];
+
+#[test]
+fn files_are_short_or_say_why_they_are_not() {
+    let mut long = Vec::new();
+    for (folder, most) in MOST_LINES {
+        let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap();
+                let head: Vec<_> = text.lines().take_while(|line| line.starts_with("//")).collect();
+                let is_test = path.components().any(|part| part.as_os_str() == "tests")
+                    || path.ends_with("tests.rs");
+                let short = text.lines().count() <= most || is_test;
+                if !short && !head.concat().contains("In one file because") {
+                    long.push(path);
+                }
+            }
+        }
+    }
+    assert!(long.is_empty(), "{long:?}");
+}
+
 #[test]
 fn no_module_imports_one_of_a_floor_above() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

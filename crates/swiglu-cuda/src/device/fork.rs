@@ -65,7 +65,7 @@ mod tests {
                     }
                 });
             }
-            let statuses: Vec<_> = (0..FORKS).map(|_| in_child(&cuda)).collect();
+            let statuses: Vec<_> = (0..FORKS).map(|_| in_child(&cuda).unwrap()).collect();
             done.store(true, Ordering::Relaxed);
             assert_eq!(statuses, [0; FORKS]);
         });
@@ -73,8 +73,8 @@ mod tests {
     }
 
     /// How a child ends that uses what its parent has.
-    fn in_child(cuda: &Cuda) -> i32 {
-        let held = held(cuda, cuda.new_stream().unwrap()).unwrap();
+    fn in_child(cuda: &Cuda) -> Result<i32> {
+        let held = held(cuda, cuda.new_stream()?)?;
         // SAFETY: the child calls nothing that waits for a thread it does not have, and ends without running destructors.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -89,6 +89,6 @@ mod tests {
         let mut status = 0;
         // SAFETY: a child of this process, a valid place for its status.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        status
+        Ok(status)
     }
 }

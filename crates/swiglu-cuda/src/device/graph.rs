@@ -6,14 +6,16 @@ use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
 use crate::device::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 
-use crate::device::context::{Context, Cuda};
+use crate::device::context::Context;
+use crate::device::cuda::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
 use crate::device::leftovers::CAPTURES;
 use crate::device::memory::{
     Access, Allocation, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
 };
-use crate::device::raw_stream::{CaptureLog, RawEvent};
+use crate::device::raw_event::RawEvent;
+use crate::device::raw_stream::CaptureLog;
 use crate::device::stream::Stream;
 
 impl Stream {

@@ -8,7 +8,7 @@ use crate::device::sys::CUevent;
 
 use crate::device::context::Retained;
 use crate::device::driver::cu;
-use crate::device::raw_stream::relaxed;
+use crate::device::raw_event::relaxed;
 
 type Work = Box<dyn FnOnce() + Send>;
 

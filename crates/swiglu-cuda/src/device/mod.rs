@@ -2,8 +2,10 @@
 
 pub(crate) mod arch;
 pub(crate) mod context;
+pub(crate) mod cuda;
 pub(crate) mod driver;
 pub(crate) mod error;
+pub(crate) mod facts;
 pub(crate) mod files;
 pub(crate) mod fork;
 pub(crate) mod graph;
@@ -14,6 +16,7 @@ pub mod library;
 pub(crate) mod loading;
 pub(crate) mod lt;
 pub(crate) mod memory;
+pub(crate) mod raw_event;
 pub(crate) mod raw_stream;
 pub(crate) mod remembered;
 pub(crate) mod stream;

@@ -8,13 +8,14 @@ use std::thread::ThreadId;
 
 use crate::device::sys::CUstream;
 
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
 use crate::device::fork::is_child;
 use crate::device::loading::WithoutLoading;
 use crate::device::memory::Memory;
-use crate::device::raw_stream::{RawEvent, RawStream};
+use crate::device::raw_event::RawEvent;
+use crate::device::raw_stream::RawStream;
 use crate::device::workspace::{Scratch, ScratchPool};
 
 /// Work in order on one device. Clones are the same stream.

@@ -10,7 +10,7 @@ use super::sm90_skinny_gated_gemm::Next;
 use super::sm90_skinny_gemm::{self, Call as SkinnyCall};
 use super::tensor_map::LayerMaps;
 use super::{NamedVariant, decode_mlp};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::lt::LinearWeights;
 use crate::device::stream::Stream;

@@ -4,7 +4,7 @@ use swiglu_core::DType;
 
 use super::NamedVariant;
 use super::gate::{Formula, GateCode};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::device::jit::{KernelFile, Variant, define};
 use crate::device::launch::{LaunchConfig, launch};

@@ -8,7 +8,7 @@ use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Layout};
 use super::mma_gemm::{Config, Operands, bits, widest};
 use super::weights::Bias;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant};
 use crate::device::launch::{Function, launch as enqueue};

@@ -7,7 +7,7 @@ use super::elementwise::signed;
 use super::gate::GateCode;
 use super::gated_gemm::{Call, Epilogue, Extents, Layout};
 use super::weights::Bias;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant, define};
 use crate::device::launch::{Function, LaunchConfig, launch as enqueue};

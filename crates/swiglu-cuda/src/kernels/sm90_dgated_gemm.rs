@@ -15,7 +15,7 @@ use super::sm90_gemm::{
     CONSUMERS, Operands, TILE_K, TILE_M, clusters, persistent, shared_bytes, stages_beside,
 };
 use super::tensor_map::{Boxes, PANEL, TensorMap, addressable, writable};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant, define};
 use crate::device::launch::{Function, launch as enqueue};

@@ -12,7 +12,7 @@ use super::sm90_gemm::{
 };
 use super::tensor_map::{PANEL, TensorMap, panel, writable};
 use super::weights::Bias;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant, define};
 use crate::device::launch::{Function, launch as enqueue};

@@ -2,7 +2,7 @@
 
 use super::gated_gemm::Extents;
 use super::tensor_map::TensorMap;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::launch::LaunchConfig;
 
 pub(super) const TILE_M: usize = 128;

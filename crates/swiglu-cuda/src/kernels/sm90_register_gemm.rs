@@ -8,7 +8,7 @@ use super::gate::element_define;
 use super::gated_gemm::{Extents, Shape};
 use super::obstacle::Obstacle;
 use super::sm90_skinny_gated_gemm::even_share;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant, define};
 use crate::device::launch::{Function, LaunchConfig, launch as enqueue};

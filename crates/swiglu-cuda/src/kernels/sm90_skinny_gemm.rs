@@ -9,7 +9,7 @@ use super::gated_gemm::{Extents, Shape};
 use super::ring::Ring;
 use super::sm90_skinny_gated_gemm::even_share;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::jit::{KernelFile, Variant, define};
 use crate::device::launch::{Function, LaunchConfig, launch as enqueue};

@@ -3,7 +3,7 @@
 use swiglu_core::{Activation, Arrangement, Element, Error, GateUpRef, Half, MatrixMut, Numerics};
 
 use super::host::through_device;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::device::memory::{DeviceData, DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;

@@ -6,7 +6,7 @@ use super::layer::{Asked, Layer};
 use super::lent::DeviceGatedLinearParams;
 use super::operands::{Dense, Operands};
 use super::weights::GateUpBuffer;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::kernels::obstacle::Obstacle;
 use crate::plan::{Candidate, Planner, Steps, expect_candidate};

@@ -3,7 +3,7 @@
 use swiglu_core::{Element, MatrixMut, MatrixRef};
 
 use super::weights::padded;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;

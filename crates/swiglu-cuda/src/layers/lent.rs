@@ -6,7 +6,7 @@ use swiglu_core::{
     Activation, Arrangement, Element, Error, Numerics, Op, Orientation, Problem, WeightLayout,
 };
 
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::memory::{Allocation, DeviceMatrixRef};
 

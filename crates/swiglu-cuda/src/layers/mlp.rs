@@ -4,12 +4,13 @@
 use swiglu_core::quant::QuantizedMlpParams;
 use swiglu_core::{Element, MlpParams, Op, Orientation, Path};
 
+use super::down::DownBuffer;
 use super::layer::{Asked, Layer};
 use super::lent::DeviceMlpParams;
 use super::operands::{Dense, Operands};
 use super::quantized::QuantizedWeights;
-use super::weights::{DownBuffer, GateUpBuffer};
-use crate::device::context::Cuda;
+use super::weights::GateUpBuffer;
+use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::kernels::decode_mlp::{Decode, Design, MOST_TOKENS};
 use crate::plan::{Planner, expect_row_steps};

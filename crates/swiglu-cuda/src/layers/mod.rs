@@ -1,6 +1,8 @@
 //! Layers whose weights lie in a device's memory: the only floor that users see.
 
 pub(crate) mod activation;
+mod choice;
+mod down;
 mod gated;
 mod gradients;
 mod host;

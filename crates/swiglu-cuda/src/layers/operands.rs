@@ -2,8 +2,9 @@
 
 use swiglu_core::{Activation, Element, Matrix, Numerics, Op, Orientation, Problem};
 
+use super::down::DownBuffer;
 use super::quantized::QuantizedWeights;
-use super::weights::{DownBuffer, GateUpBuffer, HostWeights, padded};
+use super::weights::{GateUpBuffer, HostWeights, padded};
 use crate::device::error::{CudaError, Result};
 use crate::device::lt::LinearWeights;
 use crate::device::memory::Access;

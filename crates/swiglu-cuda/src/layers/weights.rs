@@ -1,12 +1,11 @@
 //! Gate and up weights in device memory, packed once for the fused and the unfused path alike.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
 use swiglu_core::{
-    Activation, DType, Element, GateUpWeights, GatedLinearParams, Half, Matrix, MatrixRef,
-    Numerics, Orientation,
+    Activation, DType, Element, GateUpWeights, GatedLinearParams, Half, Matrix, Numerics,
+    Orientation,
 };
 
 use crate::device::error::Result;
@@ -19,7 +18,7 @@ use crate::layers::lent::DeviceGatedLinearParams;
 
 /// Bytes that rows and halves start at a multiple of: what TMA and cuBLASLt's fastest
 /// kernels need.
-const ALIGNMENT: usize = 16;
+pub(super) const ALIGNMENT: usize = 16;
 
 /// `n` rounded up so that so many elements are a multiple of [`ALIGNMENT`] bytes.
 pub(super) fn padded<T>(n: usize) -> usize {
@@ -27,7 +26,7 @@ pub(super) fn padded<T>(n: usize) -> usize {
 }
 
 /// Features that are transposed together, so that what is read and what is written stays in cache.
-fn blocks(n: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn blocks(n: usize) -> impl Iterator<Item = Range<usize>> {
     const BLOCK: usize = 64;
     (0..n).step_by(BLOCK).map(move |first| first..n.min(first + BLOCK))
 }
@@ -91,7 +90,11 @@ pub(super) unsafe fn download<T: Element>(
 }
 
 /// A bias of values of T on the host, unless its address is 0.
-fn host_bias<T: Element>(stream: &Stream, address: u64, len: usize) -> Result<Option<Vec<f32>>> {
+pub(super) fn host_bias<T: Element>(
+    stream: &Stream,
+    address: u64,
+    len: usize,
+) -> Result<Option<Vec<f32>>> {
     if address == 0 {
         return Ok(None);
     }
@@ -359,103 +362,5 @@ impl<T: Element> PackedBiases<T> {
             rounded: DeviceBuffer::together(allocation, stream, &rounded)?,
             beside_sums: wide.transpose()?,
         })
-    }
-}
-
-/// The down projection. Packed it is always `[out, in]`: what the decode kernel streams serves cuBLASLt as well,
-/// and so one copy is enough.
-#[derive(Debug)]
-pub(super) struct DownBuffer<T> {
-    weights: LinearWeights,
-    /// Of the weight that it was made from.
-    given: Orientation,
-    element: PhantomData<T>,
-}
-
-impl<T: Element> DownBuffer<T> {
-    pub(super) fn new(
-        allocation: &Arc<Allocation>,
-        stream: &Stream,
-        weight: MatrixRef<'_, T>,
-        orientation: Orientation,
-        bias: Option<&[f32]>,
-    ) -> Result<Self> {
-        // The same exchange of rows and columns, or none, leads back.
-        let [out_features, in_features] = orientation.shape(weight.rows(), weight.cols());
-        let row_stride = padded::<T>(in_features);
-        let mut packed = vec![T::from_f32(0.0); out_features * row_stride];
-        match orientation {
-            Orientation::OutIn => {
-                for (i, row) in packed.chunks_exact_mut(row_stride.max(1)).enumerate() {
-                    row[..in_features].copy_from_slice(weight.row(i));
-                }
-            }
-            Orientation::InOut => {
-                for inputs in blocks(in_features) {
-                    for out in 0..out_features {
-                        for i in inputs.clone() {
-                            packed[out * row_stride + i] = weight.row(i)[out];
-                        }
-                    }
-                }
-            }
-        }
-        let rounded = |b: &[f32]| b.iter().map(|&b| T::from_f32(b)).collect::<Vec<T>>();
-        // The allocation has the memory, whoever holds it.
-        let bias =
-            bias.map(|b| DeviceBuffer::together(allocation, stream, &rounded(b))).transpose()?;
-        let weights = LinearWeights {
-            ptr: DeviceBuffer::together(allocation, stream, &packed)?.device_ptr(),
-            orientation: Orientation::OutIn,
-            in_features,
-            out_features,
-            row_stride,
-            bias: bias.map(|bias| bias.device_ptr()),
-        };
-        Ok(Self { weights, given: orientation, element: PhantomData })
-    }
-
-    /// How the weight was given: its gradient lies so.
-    pub(super) fn given(&self) -> Orientation {
-        self.given
-    }
-
-    /// A weight, and its bias, that stay where they are.
-    pub(super) fn lent(
-        weight: DeviceMatrixRef<'_, T>,
-        orientation: Orientation,
-        bias: Option<DeviceMatrixRef<'_, T>>,
-    ) -> Self {
-        let [out_features, in_features] = orientation.shape(weight.rows(), weight.cols());
-        let row_stride = if weight.rows() > 1 { weight.row_stride() } else { weight.cols() };
-        let (ptr, bias) = (weight.device_ptr(), bias.map(|bias| bias.device_ptr()));
-        let weights =
-            LinearWeights { ptr, orientation, in_features, out_features, row_stride, bias };
-        Self { weights, given: orientation, element: PhantomData }
-    }
-
-    /// As [`GateUpBuffer::is_whole`].
-    pub(super) fn is_whole(&self) -> bool {
-        let w = &self.weights;
-        let bytes = [w.row_stride, w.in_features].map(|n| (n * size_of::<T>()) as u64);
-        w.orientation == Orientation::OutIn
-            && [w.ptr, bytes[0], bytes[1]].into_iter().all(|n| n.is_multiple_of(ALIGNMENT as u64))
-    }
-
-    pub(super) fn linear(&self) -> LinearWeights {
-        self.weights
-    }
-
-    /// The weight, its bias and its orientation, on the host.
-    pub(super) fn to_host(
-        &self,
-        stream: &Stream,
-    ) -> Result<(Matrix<T>, Option<Vec<f32>>, Orientation)> {
-        let w = &self.weights;
-        let shape = w.orientation.shape(w.out_features, w.in_features);
-        // SAFETY: the weight lives as long as `self`.
-        let weight = unsafe { download(stream, w.ptr, shape, w.row_stride) }?;
-        let bias = host_bias::<T>(stream, w.bias.unwrap_or(0), w.out_features)?;
-        Ok((weight, bias, w.orientation))
     }
 }

@@ -8,7 +8,7 @@ use super::cost;
 use super::machine::Model;
 use super::planner::Planner;
 use crate::device::arch::Arch;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::kernels::NamedVariant;
 use crate::kernels::decode_mlp::{self, Decode, Design};
 use crate::kernels::down::Down;

@@ -5,7 +5,7 @@ use swiglu_core::{Op, Orientation, Path, Plan, Problem};
 use super::cost::backward as cost;
 use super::training::{Refusal, differentiated, differentiates, differentiating};
 use super::{BACKEND, Candidate, Planner};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::kernels::dgated_gemm::{Call, Kernel};
 use crate::kernels::obstacle::Obstacle;
 use crate::kernels::tensor_map::LayerMaps;

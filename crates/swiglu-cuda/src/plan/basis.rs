@@ -6,7 +6,7 @@ use super::calibration::{self, Calibration, Card, Kept, Reading};
 use super::machine::{Model, Rates};
 use super::tuning::{NotKept, Tuning, TuningOptions};
 use crate::device::arch::Arch;
-use crate::device::context::DeviceFacts;
+use crate::device::facts::DeviceFacts;
 
 /// The cost model's numbers, measurements that correct it, and where both are from.
 pub(crate) struct Basis {

@@ -8,7 +8,7 @@ use super::algorithm::{Algorithm, Steps};
 use super::by_tokens::ByTokens;
 use super::planner::Planner;
 use super::{Why, choose_for, of_pass};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::Kernel;
 use crate::kernels::obstacle::Obstacle;

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::device::arch::Arch;
-use crate::device::context::DeviceFacts;
+use crate::device::facts::DeviceFacts;
 use crate::kernels::decode_mlp::Limits;
 
 /// What the model needs to know of a device.

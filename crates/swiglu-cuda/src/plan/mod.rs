@@ -5,6 +5,7 @@ mod backward;
 mod basis;
 mod by_tokens;
 pub(crate) mod calibration;
+mod candidate;
 mod choices;
 mod cost;
 mod machine;
@@ -15,52 +16,22 @@ pub mod tuning;
 
 pub(crate) use algorithm::{Algorithm, Steps};
 pub(crate) use by_tokens::ByTokens;
+pub use candidate::Candidate;
 pub(crate) use choices::{Choices, Lent};
 pub use planner::CudaOptions;
 pub(crate) use planner::Planner;
 pub use target::{Target, Ways};
 pub(crate) use training::{Among, differentiated, saving, up_again};
 
-use swiglu_core::{Numerics, Op, Pass, Path, Plan, Problem, Rounding};
+use swiglu_core::{Op, Pass, Path, Plan, Problem, Rounding};
 
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::CudaError;
 use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Kernel, Shape};
 use crate::kernels::obstacle::Obstacle;
 use crate::plan::tuning::Origin;
-
-/// One list of steps that computes a problem, and what speaks for or against it.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub struct Candidate {
-    pub(crate) steps: Option<Steps>,
-    /// What it computes of a backward pass, for example `dx`; [`None`] where it computes all that the problem asks for.
-    pub step: Option<String>,
-    /// The kernels with their tiles, for example `sm90_gated_gemm 128x64` or `cublaslt + elementwise`.
-    pub name: String,
-    /// Whether the plan uses it.
-    pub chosen: bool,
-    /// The rounding that it computes the problem with; [`None`] where it does not compute it.
-    pub numerics: Option<Numerics>,
-    /// Why it does not give what the problem asks for.
-    pub refusal: Option<String>,
-    /// Microseconds that the cost model alone expects, where it computes the problem.
-    pub predicted_us: Option<f64>,
-    /// Microseconds that plans go by: the same, corrected by what was measured near.
-    pub expected_us: Option<f64>,
-    /// Microseconds that were measured for this very problem.
-    pub measured_us: Option<f64>,
-    /// Why, or why not.
-    pub reason: String,
-}
-
-impl std::fmt::Display for Candidate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(&self.name)
-    }
-}
 
 /// As plans name it.
 const BACKEND: &str = "cuda";

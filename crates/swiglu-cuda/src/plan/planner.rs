@@ -13,7 +13,7 @@ use super::choices::{Choices, Lent};
 use super::machine::{Machine, Model, Rates};
 use super::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
 use crate::device::arch::Arch;
-use crate::device::context::{Cuda, Opening};
+use crate::device::cuda::{Cuda, Opening};
 use crate::device::error::Result;
 use crate::device::jit::cache::CacheOptions;
 use crate::kernels::decode_mlp::Limits;

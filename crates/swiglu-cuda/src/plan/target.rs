@@ -10,7 +10,7 @@ use super::machine::{Machine, Model, Rates};
 use super::tuning::{self, Record, Tuning};
 use super::{Planner, Steps, best_kernel, choose, decoded_because, of_pass};
 use crate::device::arch::Arch;
-use crate::device::context::DeviceFacts;
+use crate::device::facts::DeviceFacts;
 use crate::device::jit::Variant;
 use crate::kernels::NamedVariant;
 use crate::kernels::decode_mlp::{Limits, MOST_TOKENS};
@@ -183,7 +183,7 @@ mod tests {
 
     use super::*;
     use crate::common;
-    use crate::device::context::Cuda;
+    use crate::device::cuda::Cuda;
     use crate::{GatedLinear, Mlp};
 
     const TOKENS: [usize; 4] = [1, 2, 5, 40];

@@ -6,7 +6,7 @@ use swiglu_core::{DType, Op, Orientation, Pass, Path, Problem, SavePolicy};
 
 use super::cost::backward::{differentiated as differentiated_cost, step_by_step};
 use super::{Planner, Steps, Why, choose};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::kernels::dgated_gemm::{Call, Kernel};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::obstacle::Obstacle;

@@ -2,6 +2,8 @@ use std::sync::Barrier;
 
 use super::*;
 use crate::common::{self, device};
+use crate::device::cuda::Cuda;
+use crate::device::jit::Variant;
 use crate::device::jit::variant::{KernelFile, define};
 use crate::device::memory::DeviceBuffer;
 

@@ -5,6 +5,7 @@
 //! the output features is one along the rows of D, which its epilogue adds.
 
 mod api;
+mod key;
 #[cfg(test)]
 mod tests;
 
@@ -17,12 +18,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use swiglu_core::{DType, Element, Orientation};
 
 use crate::device::arch::Arch;
-use crate::device::context::{Context, Cuda};
+use crate::device::context::Context;
+use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::device::loading;
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use api::{Algorithm, Api, Choice, Compute, NOT_SUPPORTED, Owned, Transpose, api, lt};
+use key::Key;
 
 /// Weights of a linear map in device memory that someone else owns.
 #[derive(Debug, Clone, Copy)]
@@ -78,25 +81,6 @@ const ASKED: u8 = 4;
 const FIXED_ROWS: usize = 128;
 /// What addresses and rows are taken to be multiples of there: one row of a matrix begins at other multiples than the next.
 const FIXED_ALIGNMENT: u32 = 16;
-
-/// What the choice of an algorithm depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    m: usize,
-    n: usize,
-    k: usize,
-    /// Of x and W.
-    dtype: DType,
-    /// Of y and the bias: cuBLASLt takes a bias to be of the type of its D.
-    out: DType,
-    /// Elements between two rows of x, W and y.
-    strides: [usize; 3],
-    transpose: Transpose,
-    product: Product,
-    bias: bool,
-    /// Bytes of which the addresses are multiples: W, x, y read, y written (and bias).
-    alignments: [u32; 4],
-}
 
 struct Prepared {
     operation: Owned,
@@ -408,70 +392,4 @@ impl fmt::Debug for Lt {
             .field("problems", &problems)
             .finish_non_exhaustive()
     }
-}
-
-impl Key {
-    fn of<T: Element, Y: Element>(
-        x: &DeviceMatrixRef<'_, T>,
-        w: &LinearWeights,
-        y: &DeviceMatrixMut<'_, Y>,
-        product: Product,
-    ) -> Self {
-        let m = if product.transposed { x.cols() } else { x.rows() };
-        let (n, k) = (w.out_features, w.in_features);
-        let transpose = match w.orientation {
-            Orientation::OutIn => Transpose::Yes,
-            Orientation::InOut => Transpose::No,
-        };
-        let [w_rows, w_cols] = if transpose == Transpose::Yes { [n, k] } else { [k, n] };
-        // A single row has no stride, and may be said to have any.
-        let any = !product.fixed;
-        let stride = |rows, cols, stride| if rows == 1 && any { cols } else { stride };
-        let written = y.device_ptr();
-        let strides = [
-            stride(x.rows(), x.cols(), x.row_stride()),
-            stride(w_rows, w_cols, w.row_stride),
-            stride(m, n, y.row_stride()),
-        ];
-        let of_rows = |address: u64, row_bytes: usize| match product.fixed {
-            true => alignment(address | row_bytes as u64).min(FIXED_ALIGNMENT),
-            false => alignment(address),
-        };
-        let (of_x, of_y) = (strides[0] * size_of::<T>(), strides[2] * size_of::<Y>());
-        Self {
-            m,
-            n,
-            k,
-            dtype: T::DTYPE,
-            out: Y::DTYPE,
-            strides,
-            transpose,
-            product,
-            bias: w.bias.is_some(),
-            alignments: [
-                alignment(w.ptr),
-                of_rows(x.device_ptr(), of_x),
-                of_rows(written, of_y),
-                // The epilogue reads the bias as it writes D.
-                of_rows(written | w.bias.unwrap_or(0), of_y),
-            ],
-        }
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [x, w, y] = self.strides;
-        write!(
-            f,
-            "a linear map {}×{}×{} of {} to {} (row strides {x}, {w}, {y}; alignments {:?})",
-            self.m, self.k, self.n, self.dtype, self.out, self.alignments
-        )
-    }
-}
-
-/// The largest power of two up to 256 that divides an address. (Strides need no such number:
-/// cuBLASLt sees them in its layouts.)
-fn alignment(address: u64) -> u32 {
-    1 << address.trailing_zeros().min(8)
 }

@@ -1,5 +1,6 @@
 use swiglu_core::{MatrixRef, bf16, f16, random};
 
+use super::key::alignment;
 use super::*;
 use crate::CudaOptions;
 use crate::common;

@@ -1,4 +1,4 @@
-//! Matrices in device memory: owned, borrowed, and foreign.
+//! Borrowed matrices in device memory, ours and foreign.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,9 +8,9 @@ use std::sync::Arc;
 use swiglu_core::{Error, Matrix, MatrixMut, MatrixRef};
 
 use super::copy::{self, Direction, Rows};
-use super::view::{View, span};
+use super::view::View;
 use super::{Access, Allocation, DeviceBuffer, DeviceData};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::device::stream::Stream;
 
@@ -129,7 +129,7 @@ impl<'a, T: DeviceData> DeviceMatrixRef<'a, T> {
         Ok(Self::over(View::trusted::<T>("matrix", cuda, ptr, [rows, cols, row_stride])?))
     }
 
-    fn over(view: View<'a>) -> Self {
+    pub(super) fn over(view: View<'a>) -> Self {
         Self { view, memory: PhantomData }
     }
 
@@ -267,7 +267,7 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
         Ok(Self::over(view.refuse_overlapping_rows("output")?))
     }
 
-    fn over(view: View<'a>) -> Self {
+    pub(super) fn over(view: View<'a>) -> Self {
         Self { view, memory: PhantomData }
     }
 
@@ -380,98 +380,6 @@ fn expect_elements(given: usize, rows: usize, cols: usize) -> Result<()> {
             expected: format!("{rows}×{cols} elements"),
             given: format!("{given} elements"),
         })),
-    }
-}
-
-/// An owned dense `[rows, cols]` matrix in device memory.
-#[derive(Debug)]
-pub struct DeviceMatrix<T> {
-    buffer: DeviceBuffer<T>,
-    rows: usize,
-    cols: usize,
-}
-
-impl<T: DeviceData> DeviceMatrix<T> {
-    /// A matrix with arbitrary contents.
-    ///
-    /// # Errors
-    /// [`CudaError::OutOfMemory`], [`CudaError::Capture`], [`Error::TooLarge`].
-    pub fn new(stream: &Stream, rows: usize, cols: usize) -> Result<Self> {
-        span::<T>("matrix", rows, cols, cols)?;
-        Ok(Self { buffer: DeviceBuffer::new(stream, rows * cols)?, rows, cols })
-    }
-
-    /// A matrix of zeros.
-    ///
-    /// # Errors
-    /// As [`DeviceMatrix::new`].
-    pub fn zeros(stream: &Stream, rows: usize, cols: usize) -> Result<Self> {
-        let mut matrix = Self::new(stream, rows, cols)?;
-        matrix.buffer.poison(0)?;
-        Ok(matrix)
-    }
-
-    /// A dense copy of `source`. Waits for the stream.
-    ///
-    /// # Errors
-    /// As [`DeviceMatrix::new`].
-    pub fn from_host(stream: &Stream, source: MatrixRef<'_, T>) -> Result<Self> {
-        let mut matrix = Self::new(stream, source.rows(), source.cols())?;
-        matrix.view_mut().upload(stream, source)?;
-        Ok(matrix)
-    }
-
-    /// A copy on the host. Waits for the matrix's stream.
-    ///
-    /// # Errors
-    /// As [`DeviceMatrixRef::to_host`].
-    pub fn to_host(&self) -> Result<Matrix<T>>
-    where
-        T: Default,
-    {
-        self.view().to_host(self.buffer.stream())
-    }
-
-    /// Rows.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-    /// Columns.
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-    /// `[rows, cols]`.
-    pub fn shape(&self) -> [usize; 2] {
-        [self.rows, self.cols]
-    }
-    /// The memory behind it.
-    pub fn buffer(&self) -> &DeviceBuffer<T> {
-        &self.buffer
-    }
-    /// The memory behind it.
-    pub fn buffer_mut(&mut self) -> &mut DeviceBuffer<T> {
-        &mut self.buffer
-    }
-
-    fn whole(&self) -> View<'_> {
-        View {
-            ptr: self.buffer.device_ptr(),
-            rows: self.rows,
-            cols: self.cols,
-            row_stride: self.cols,
-            ordinal: self.buffer.stream().cuda().ordinal(),
-            memory: Some(self.buffer.allocation()),
-        }
-    }
-
-    /// A shared view of all of it.
-    pub fn view(&self) -> DeviceMatrixRef<'_, T> {
-        DeviceMatrixRef::over(self.whole())
-    }
-
-    /// A mutable view of all of it.
-    pub fn view_mut(&mut self) -> DeviceMatrixMut<'_, T> {
-        DeviceMatrixMut::over(self.whole())
     }
 }
 

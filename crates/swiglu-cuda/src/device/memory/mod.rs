@@ -4,6 +4,7 @@ mod allocation;
 mod buffer;
 mod copy;
 mod matrix;
+mod owned;
 mod pinned;
 mod view;
 
@@ -16,12 +17,14 @@ use crate::device::context::Context;
 use crate::device::driver::{Driver, OUT_OF_MEMORY, cu};
 use crate::device::error::{CudaError, Result};
 use crate::device::fork::is_child;
-use crate::device::raw_stream::{RawStream, relaxed};
+use crate::device::raw_event::relaxed;
+use crate::device::raw_stream::RawStream;
 
 use allocation::Freed;
 pub(crate) use allocation::{Access, Allocation};
 pub use buffer::{DeviceBuffer, DeviceData};
-pub use matrix::{DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
+pub use matrix::{DeviceMatrixMut, DeviceMatrixRef};
+pub use owned::DeviceMatrix;
 use pinned::Pinned;
 pub use pinned::PinnedMatrix;
 

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use swiglu_core::{Error, MatrixMut, MatrixRef};
 
 use super::{DeviceData, Memory};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::driver::{Driver, OUT_OF_MEMORY};
 use crate::device::error::Result;
 use crate::device::fork::is_child;
-use crate::device::raw_stream::relaxed;
+use crate::device::raw_event::relaxed;
 
 /// A dense `[rows, cols]` matrix in page-locked memory of the host: made once and used for call after call. Copies between
 /// it and the device take no detour through memory of the driver.

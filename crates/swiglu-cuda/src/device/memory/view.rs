@@ -9,7 +9,7 @@ use crate::device::sys::CUpointer_attribute as Attribute;
 use swiglu_core::Error;
 
 use super::{Access, Allocation, DeviceBuffer};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
 use crate::device::stream::Stream;

@@ -4,7 +4,8 @@ use swiglu_core::Problem;
 
 use super::super::gated_gemm::counted;
 use super::super::ring;
-use super::config::{Config, Feed, Format, Math, Part, UNIT_BYTES as UNIT, pitch};
+use super::config::{Config, Feed, Part, pitch};
+use super::format::{Format, Math, UNIT_BYTES as UNIT};
 use super::{Limits, Obstacle};
 use crate::device::jit::{Define, KernelFile, define};
 

@@ -2,7 +2,8 @@
 
 use swiglu_core::Problem;
 
-use super::config::{Config, Feed, Format, Math, Part, UNIT_BYTES};
+use super::config::{Config, Feed, Part};
+use super::format::{Format, Math, UNIT_BYTES};
 use super::{Limits, Obstacle};
 use crate::device::jit::{Define, KernelFile, define};
 

@@ -6,7 +6,8 @@ use swiglu_core::{Activation, DType, Numerics, Op, Problem, WeightLayout};
 use super::super::gate::GateCode;
 use super::super::{NamedVariant, default_code};
 use super::Limits;
-use super::config::{Config, Feed, Format, MOST_TOKENS, Math, Part};
+use super::config::{Config, Feed, MOST_TOKENS, Part};
+use super::format::{Format, Math};
 use super::sm90_decode_mlp::{Feeding, Form, Ring};
 use crate::device::jit::Variant;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::common;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::memory::DeviceMatrix;
 use swiglu_core::{
     Activation, Element, GateUpRef, Matrix, Numerics, Rounding, bf16, bounds, f16, random,

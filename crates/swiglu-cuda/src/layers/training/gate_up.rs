@@ -13,9 +13,10 @@ use crate::kernels::dgated_gemm::{Call as DgatedCall, Kernel as DgatedKernel};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::gate::Formula;
 use crate::layers::activation::tensor;
+use crate::layers::down::DownBuffer;
 use crate::layers::layer::{Asked, Layer};
 use crate::layers::operands::Dense;
-use crate::layers::weights::{DownBuffer, padded};
+use crate::layers::weights::padded;
 use crate::plan::differentiated;
 
 /// What the first half of a block's backward pass reads and writes.

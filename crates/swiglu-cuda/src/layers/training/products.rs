@@ -3,7 +3,7 @@
 use swiglu_core::{Accumulate, DType, Element, Orientation};
 
 use super::gate_up::BlockTensors;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::lt::{LinearWeights, Lt, Product};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};

@@ -4,7 +4,7 @@ use swiglu_core::{DType, Element, Op, Pass, Path, Problem, SavePolicy};
 
 use super::kept::Kept;
 use super::part;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::lt::{LinearWeights, Lt};
 use crate::kernels::elementwise::{Stored, Tensor};
 use crate::layers::layer::Layer;

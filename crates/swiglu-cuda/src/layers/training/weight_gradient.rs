@@ -4,7 +4,7 @@ use swiglu_core::{Accumulate, Element, Orientation};
 
 use super::gate_up::expect_rows_apart;
 use super::products::{Factor, Multiply};
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::Result;
 use crate::device::lt::Lt;
 use crate::device::memory::DeviceMatrixRef;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Calibration, Reading};
 use crate::device::arch::Arch;
-use crate::device::context::DeviceFacts;
+use crate::device::facts::DeviceFacts;
 use crate::device::files;
 use crate::kernels::probe;
 use crate::plan::machine::Rates;

@@ -8,7 +8,7 @@ use swiglu_core::{Activation, DType, Numerics, Op, Problem, bf16};
 use super::*;
 use crate::common;
 use crate::device::arch::Arch;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::CudaError;
 use crate::layers::GatedLinear;
 use crate::plan::tuning::{TuningOptions, seal};

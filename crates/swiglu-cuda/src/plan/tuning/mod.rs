@@ -19,7 +19,7 @@ use std::time::Duration;
 use swiglu_core::{Op, Orientation, Problem, WeightLayout};
 
 use crate::device::arch::Arch;
-use crate::device::context::DeviceFacts;
+use crate::device::facts::DeviceFacts;
 use crate::device::files;
 use crate::kernels::decode_mlp::MOST_TOKENS;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};

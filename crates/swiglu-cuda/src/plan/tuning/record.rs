@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use swiglu_core::{Op, Problem};
 
 use crate::device::arch::Arch;
-use crate::device::context::DeviceFacts;
+use crate::device::facts::DeviceFacts;
 use crate::device::jit::{KernelFile, headers_of};
 use crate::kernels::{elementwise, gated_gemm};
 use crate::plan::Steps;

@@ -14,7 +14,7 @@ use super::table::{Table, Time};
 use super::*;
 use crate::CudaOptions;
 use crate::common;
-use crate::device::context::Cuda;
+use crate::device::cuda::Cuda;
 use crate::device::error::CudaError;
 use crate::device::memory::{DeviceMatrix, DeviceMatrixRef};
 use crate::kernels::decode_mlp::Limits;

@@ -31,7 +31,6 @@ fn blocks_fit_a_multiprocessor() {
             }
         }
     }
-    assert_eq!(size_of::<Params>(), 640);
 }
 
 #[test]

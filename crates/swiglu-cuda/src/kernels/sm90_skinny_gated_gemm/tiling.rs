@@ -1,33 +1,19 @@
-//! Launches `device/sm90_skinny_gated_gemm.cu`.
+//! Tiles of `device/sm90_skinny_gated_gemm.cu`, how they are fitted to a layer, and what a block of one takes.
 
 use std::fmt;
 
-use swiglu_core::{DType, Orientation};
+use swiglu_core::Orientation;
 
-use super::NamedVariant;
-use super::gate::GateCode;
-use super::gated_gemm::{Call, Epilogue, Extents, Form, Layout, Multiplier, Shape};
-use super::tensor_map::TensorMap;
-use super::weights::Bias;
-use super::{sm90_register_gemm, sm90_skinny_gemm};
-use crate::device::context::Cuda;
-use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant, define};
-use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
-use crate::device::stream::Stream;
+use crate::kernels::gated_gemm::{Form, Multiplier, Shape};
+use crate::kernels::{sm90_register_gemm, sm90_skinny_gemm};
 
-pub(super) static FILE: KernelFile = KernelFile::new(
-    "sm90_skinny_gated_gemm.cu",
-    include_str!("../../device/sm90_skinny_gated_gemm.cu"),
-);
-
-pub(super) const TILE_K: usize = 64;
+pub(in crate::kernels) const TILE_K: usize = 64;
 /// Features or tokens of the rows of an instruction, which a warpgroup multiplies.
-const GROUP: usize = 64;
+pub(super) const GROUP: usize = 64;
 /// Three warpgroups of features.
-const MOST_FEATURES: usize = 3 * GROUP;
+pub(super) const MOST_FEATURES: usize = 3 * GROUP;
 /// Tokens in the columns of an instruction, with a sum of the gate's and one of the up's for each two of them in a thread.
-const MOST_COLUMNS: usize = 192;
+pub(super) const MOST_COLUMNS: usize = 192;
 /// With more columns than this two warpgroups of features have all registers.
 const COLUMNS_OF_THREE: usize = 128;
 /// Tiles below each other that a width is fitted to: it is compiled in, and layers meet many numbers of tokens.
@@ -37,7 +23,7 @@ const SHARED_PER_SM: usize = 228 * 1024;
 
 /// What lies in the rows of an instruction, and how many features a tile has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
+pub(super) enum Kind {
     /// Features, those of an instruction. Two blocks share an SM.
     Instruction,
     /// Features, an even share of the layer's for each SM, which one block has to itself.
@@ -93,11 +79,11 @@ const PACED_BARRIERS: usize = 24;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Config {
     /// At most, of [`Kind::EvenTokens`].
-    tile_m: usize,
-    kind: Kind,
+    pub(super) tile_m: usize,
+    pub(super) kind: Kind,
     /// Blocks that split a tile's k.
-    split: usize,
-    next: Next,
+    pub(super) split: usize,
+    pub(super) next: Next,
 }
 
 impl Config {
@@ -142,7 +128,7 @@ impl Config {
 
     /// As what a kernel of ours for the down projection follows. Those with an even share for few enough tokens: the
     /// others were slower.
-    pub(super) fn before_down(self) -> impl Iterator<Item = Config> {
+    pub(in crate::kernels) fn before_down(self) -> impl Iterator<Item = Config> {
         let even = self.kind == Kind::EvenShare;
         let few = |tokens| even && self.tile_m <= tokens;
         // Its tile has more tokens, but no tile has fewer.
@@ -157,7 +143,7 @@ impl Config {
     }
 
     /// What runs after it.
-    pub(super) fn next(self) -> Next {
+    pub(in crate::kernels) fn next(self) -> Next {
         self.next
     }
 
@@ -172,12 +158,12 @@ impl Config {
 
     /// Features of a tile with tokens in the rows: as many as a thread has registers for, beside others, with a sum of
     /// the gate's and one of the up's for each two of them.
-    fn most_by_tokens(self) -> usize {
+    pub(super) fn most_by_tokens(self) -> usize {
         if self.tile_m > 2 * GROUP { 112 } else { 160 }
     }
 
     /// Up to so many of them gate and up have in one instruction, whose columns are a multiple of 16 here.
-    fn together(self) -> usize {
+    pub(super) fn together(self) -> usize {
         if self.tile_m > 2 * GROUP { 80 } else { 128 }
     }
 
@@ -219,7 +205,7 @@ impl fmt::Display for Config {
 
 /// Features of a tile, at most `most` of them, so that each SM has as many tiles as every other, and these
 /// as wide as they can be. [out, in]: whole groups of eight lines of the swizzle. [in, out]: whole lines.
-pub(super) fn even_share(shape: Shape, multiprocessors: usize, most: usize) -> usize {
+pub(in crate::kernels) fn even_share(shape: Shape, multiprocessors: usize, most: usize) -> usize {
     let unit = match shape.orientation {
         Orientation::OutIn => 8,
         Orientation::InOut => 64,
@@ -232,9 +218,9 @@ pub(super) fn even_share(shape: Shape, multiprocessors: usize, most: usize) -> u
 /// A configuration with its tile for a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tiling {
-    config: Config,
-    tile_h: usize,
-    blocks_per_sm: usize,
+    pub(super) config: Config,
+    pub(super) tile_h: usize,
+    pub(super) blocks_per_sm: usize,
 }
 
 impl Tiling {
@@ -265,17 +251,17 @@ impl Tiling {
         }
     }
 
-    fn by_tokens(self) -> bool {
+    pub(super) fn by_tokens(self) -> bool {
         self.config.kind == Kind::Tokens
     }
 
-    fn warpgroups(self) -> usize {
+    pub(super) fn warpgroups(self) -> usize {
         let rows = if self.by_tokens() { self.config.tile_m } else { self.tile_h };
         rows.div_ceil(GROUP)
     }
 
     /// Warpgroups with many sums take registers of one more.
-    fn threads(self) -> usize {
+    pub(super) fn threads(self) -> usize {
         let crowded = match self.config.kind {
             Kind::Tokens => {
                 let room = [usize::MAX, 96, 64];
@@ -294,17 +280,17 @@ impl Tiling {
         self.warpgroups() * 128 + producers
     }
 
-    fn shared_limit(self) -> usize {
+    pub(super) fn shared_limit(self) -> usize {
         let left = self.config.next.shared_beside().map_or(0, |bytes| bytes + 1024);
         (SHARED_PER_SM - left) / self.blocks_per_sm - 1024
     }
 
-    fn stage_bytes(self) -> usize {
+    pub(super) fn stage_bytes(self) -> usize {
         (self.config.tile_m + 2 * self.tile_h) * TILE_K * 2
     }
 
     /// What the last warpgroup reads behind the ring.
-    fn behind_ring(self) -> usize {
+    pub(super) fn behind_ring(self) -> usize {
         if self.by_tokens() {
             return 0;
         }
@@ -313,7 +299,7 @@ impl Tiling {
     }
 
     /// Whether weights come at a pace.
-    fn paced(self) -> bool {
+    pub(super) fn paced(self) -> bool {
         match self.config.next {
             Next::Unknown => false,
             Next::SkinnyGemm => self.fitting(PACED_BARRIERS) < FEW_STAGES,
@@ -322,12 +308,12 @@ impl Tiling {
     }
 
     /// Of a stage: one more where weights come at a pace.
-    fn barrier_bytes(self) -> usize {
+    pub(super) fn barrier_bytes(self) -> usize {
         if self.paced() { PACED_BARRIERS } else { 16 }
     }
 
     /// Stages of weights under way, where they come at a pace: fewer than there are. 0: all.
-    fn under_way(self) -> usize {
+    pub(super) fn under_way(self) -> usize {
         let bytes = match self.config.next {
             _ if !self.paced() => return 0,
             Next::Unknown | Next::SkinnyGemm => UNDER_WAY_ALONE,
@@ -344,188 +330,33 @@ impl Tiling {
     }
 
     /// Stages, with so many bytes of barriers each.
-    fn fitting(self, barriers: usize) -> usize {
+    pub(super) fn fitting(self, barriers: usize) -> usize {
         (self.shared_limit() - 1024 - self.behind_ring()) / (self.stage_bytes() + barriers)
     }
 
     /// What a launch asks for. Two blocks that leave room must not share an SM: others would be empty.
-    fn requested_bytes(self) -> usize {
+    pub(super) fn requested_bytes(self) -> usize {
         let least = if self.shares() { self.shared_limit() } else { 0 };
         self.shared_bytes().max(least)
     }
 
     /// Whether blocks share SMs with those of the next kernel.
-    fn shares(self) -> bool {
+    pub(super) fn shares(self) -> bool {
         self.config.next.shared_beside().is_some()
     }
 
     /// Whether the threads that multiply ask for x.
-    fn x_at_once(self) -> bool {
+    pub(super) fn x_at_once(self) -> bool {
         self.config.next == Next::RegisterGemmBeside
     }
 
-    fn releases_at_once(self) -> bool {
+    pub(super) fn releases_at_once(self) -> bool {
         self.config.next != Next::Unknown && self.stages() < FEW_STAGES
     }
 
-    fn shared_bytes(self) -> usize {
+    pub(super) fn shared_bytes(self) -> usize {
         1024 + self.stages() * (self.stage_bytes() + self.barrier_bytes()) + self.behind_ring()
     }
-}
-
-#[repr(C, align(64))]
-struct Params {
-    x: TensorMap,
-    last_x: TensorMap,
-    gate: TensorMap,
-    up: TensorMap,
-    x_rows: u64,
-    x_stride: i64,
-    extents: Extents,
-    epilogue: Epilogue,
-}
-
-fn variant(tiling: Tiling, code: GateCode, layout: Layout) -> Variant {
-    let [a, b, c, d, e] = code.defines();
-    let [f, g, h] = layout.defines();
-    let tile = [
-        define("TILE_M", tiling.config.tile_m),
-        define("TILE_H", tiling.tile_h),
-        define("TOKEN_ROWS", tiling.by_tokens()),
-        define("SPLIT", tiling.config.split),
-        define("RESIDENTS", tiling.blocks_per_sm),
-        define("STAGES", tiling.stages()),
-        define("SHARED_BYTES", tiling.shared_bytes()),
-        define("RELEASE_AT_ONCE", tiling.releases_at_once()),
-        define("UNDER_WAY", tiling.under_way()),
-        define("X_AT_ONCE", tiling.x_at_once()),
-    ];
-    let [i, j, k, l, m, n, o, q, r, s] = tile;
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, q, r, s])
-}
-
-pub(super) fn named(tiling: Tiling, code: GateCode, layout: Layout) -> NamedVariant {
-    let Tiling { config, tile_h, blocks_per_sm } = tiling;
-    let Config { tile_m, split, next, .. } = config;
-    let by = if tiling.by_tokens() { " by tokens" } else { "" };
-    let next = match next {
-        Next::Unknown => "",
-        Next::SkinnyGemm => " before skinny_gemm",
-        Next::SkinnyGemmBeside => " beside skinny_gemm",
-        Next::RegisterGemmBeside => " beside register_gemm",
-    };
-    let form = format!("{tile_m}x{tile_h}{by} split{split} residents{blocks_per_sm}{next}");
-    let name = format!("{} {layout} {form}", code.name());
-    NamedVariant { name, variant: variant(tiling, code, layout) }
-}
-
-pub(super) fn function(
-    cuda: &Cuda,
-    tiling: Tiling,
-    code: GateCode,
-    layout: Layout,
-) -> Result<Function> {
-    let variant = variant(tiling, code, layout);
-    let shared = tiling.requested_bytes() as u32;
-    let function = cuda.function(&variant, "sm90_skinny_gated_gemm", shared)?;
-    if tiling.shares() {
-        function.keep_all_shared()?;
-    }
-    Ok(function)
-}
-
-/// # Safety
-/// As [`super::gated_gemm::Kernel::launch`]. No grid before this one on the stream writes the weights: they
-/// are read before it has ended.
-pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
-    let cuda = stream.cuda();
-    let tiling = config.tiling(call.shape(cuda));
-    let function = function(cuda, tiling, call.code, call.layout())?;
-    let [gate, up] = call.weight_maps(cuda, tiling.tile_h, TILE_K)?;
-    let tile = tiling.tile();
-    let [x, last_x] = call.x_maps(cuda, tile[0])?;
-    let params = Params {
-        x,
-        last_x,
-        gate,
-        up,
-        x_rows: call.x.data,
-        x_stride: call.x.stride,
-        extents: call.extents(cuda, tile, cuda.facts().sm_count),
-        epilogue: call.epilogue(),
-    };
-    let launch = LaunchConfig {
-        grid: [(call.tiles(tile) * config.cluster()) as u32, 1, 1],
-        block: tiling.threads() as u32,
-        dynamic_shared: tiling.requested_bytes() as u32,
-        cluster: (config.cluster() > 1).then_some(config.cluster() as u32),
-        // It waits before it reads anything but weights, or writes. Graphs can hold such launches since then.
-        programmatic: cuda.facts().driver_version >= (12, 3),
-        ..LaunchConfig::default()
-    };
-    // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
-    unsafe { enqueue(stream, &function, &launch, &params) }
-}
-
-/// Every activation and mode in the largest tiles, every layout and form, in one width to four, with the
-/// default ones.
-pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
-    let mut all = Vec::new();
-    let mut push = |tiling: Tiling, code: GateCode, layout: Layout| {
-        all.push(named(tiling, code, layout));
-    };
-    let out_in = Layout { orientation: Orientation::OutIn, bias: Bias::Floats, saves: false };
-    let largest = |tile_m, split, kind, tile_h| {
-        let config = Config { tile_m, kind, split, next: Next::Unknown };
-        config.tiling(Shape { tokens: tile_m, ..Shape::even(tile_h, Orientation::OutIn) })
-    };
-    let largest = [
-        largest(128, 2, Kind::Instruction, GROUP),
-        largest(128, 1, Kind::EvenShare, MOST_FEATURES),
-        largest(128, 1, Kind::Tokens, 160),
-        largest(192, 1, Kind::Tokens, 112),
-        largest(MOST_COLUMNS, 1, Kind::EvenTokens, 2 * GROUP),
-    ];
-    for code in GateCode::all(dtype) {
-        for tiling in largest {
-            push(tiling, code, out_in);
-        }
-    }
-    let default = super::default_code(dtype);
-    let before = Config::ALL.into_iter().flat_map(Config::before_down);
-    for config in Config::ALL.into_iter().chain(before) {
-        let widths: &[usize] = match config.kind {
-            Kind::Instruction => &[GROUP],
-            Kind::EvenShare => &[40, 112, MOST_FEATURES],
-            Kind::EvenTokens => &[112, 2 * GROUP],
-            Kind::Tokens => &[40, 72, 112, 160],
-        };
-        let heights: &[usize] = match config.kind {
-            Kind::EvenTokens => &[112, 144, 160, 176, MOST_COLUMNS],
-            _ => &[1],
-        };
-        let mut tilings = Vec::new();
-        for (&tile_h, &tokens) in widths.iter().flat_map(|w| heights.iter().map(move |h| (w, h))) {
-            for (orientation, bias) in
-                [(Orientation::OutIn, Bias::None), (Orientation::InOut, Bias::Floats)]
-            {
-                let tiling = config.tiling(Shape { tokens, ..Shape::even(tile_h, orientation) });
-                // Weights of a feed-forward block are packed.
-                if config.next != Next::Unknown && orientation == Orientation::InOut {
-                    continue;
-                }
-                if !tilings.contains(&(tiling, orientation)) {
-                    tilings.push((tiling, orientation));
-                    push(tiling, default, Layout { orientation, bias, saves: false });
-                }
-            }
-        }
-    }
-    for tiling in largest {
-        push(tiling, default, Layout { bias: Bias::Elements, ..out_in });
-        push(tiling, default, Layout { saves: true, ..out_in });
-    }
-    all
 }
 
 #[cfg(test)]

@@ -1,30 +1,29 @@
 //! The CUDA backend as the conformance suite sees it.
 
-use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod on_device;
+mod rings;
 
 use swiglu_core::conformance::{Backend, Case};
-use swiglu_core::quant::{QuantizedMlpParams, QuantizedType, QuantizedTypes};
+use swiglu_core::quant::{QuantizedMlpParams, QuantizedType};
 use swiglu_core::{
-    Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, GradientMut,
-    GradientsMut, Matrix, MatrixMut, MatrixRef, MlpParams, Numerics, Op, Path, Problem, Result,
-    Rounding, SavePolicy, StridedRef,
+    Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, GradientsMut, Matrix,
+    MatrixMut, MatrixRef, MlpParams, Numerics, Op, Path, Problem, Result, Rounding, SavePolicy,
+    StridedRef,
 };
 
-use crate::device::context::Cuda;
-use crate::device::error::{CudaError, Result as CudaResult};
-use crate::device::memory::{DeviceBuffer, DeviceMatrixMut, DeviceMatrixRef};
-use crate::device::stream::Stream;
-use crate::kernels::decode_mlp::{Decode, Design};
+use crate::device::cuda::Cuda;
+use crate::device::error::Result as CudaResult;
+use crate::device::memory::DeviceMatrixMut;
+use crate::kernels::decode_mlp::Design;
 use crate::kernels::elementwise::Stored;
-use crate::kernels::gated_gemm::{Kernel, Shape};
-use crate::kernels::ring::Ring;
+use crate::kernels::gated_gemm::Kernel;
 use crate::layers::activation::DeviceGateUp;
-use crate::plan::{Algorithm, Planner, Steps};
+use crate::plan::{Planner, Steps};
 use crate::{
-    DeviceGradientMut, DeviceGradientsMut, DeviceKeptMut, GatedLinear, Layer, Mlp,
-    quantized_tokens, quantized_types,
+    DeviceGradientsMut, DeviceKeptMut, GatedLinear, Layer, Mlp, quantized_tokens, quantized_types,
 };
+
+use self::on_device::{Gradient, OnDevice, Streams, lead, place};
 
 /// Which way a [`CudaBackend`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,72 +104,6 @@ impl CudaBackend {
                     && (!self.aligned_x() || case.m <= 1 || stride.is_multiple_of(16))
             }
         }
-    }
-}
-
-/// More input features than any ring needs to go round.
-const MOST_FEATURES: usize = 1 << 14;
-/// More tokens than any way takes that is for few of them.
-const MOST_TOKENS: usize = 64;
-
-impl CudaBackend {
-    /// The least case of this element type, and of weights of this type if there is one, that fills more than two tiles
-    /// each way, or as many tokens as the way takes, and every stage of every ring again; or nothing where the way has no
-    /// kernel of ours, or none for such a case on this device.
-    pub fn going_round(&self, dtype: DType, quantized: Option<QuantizedType>) -> Option<Case> {
-        let sms = self.cuda.facts().sm_count as usize;
-        let Way::By(steps) = self.way else { return None };
-        if steps.stored().is_some() {
-            return None;
-        }
-        if let (Some(kernel), None) = (steps.kernel_of_h(), steps.down()) {
-            let case = |m, k, h| Case::new(Op::GatedLinear, [m, k, h], dtype);
-            let tile = |m, h| kernel.tile(Shape::of(&problem(&case(m, 1, h)), sms));
-            let m = 2 * tile(1, 1)[0] + 1;
-            // A tile that is fitted to the features grows with them, up to its widest. Rows of whole 16 bytes are what
-            // TMA stores.
-            let mut h = 8;
-            while h <= 2 * tile(m, h)[1] {
-                h = 2 * tile(m, h)[1] + 8;
-            }
-            return self.least((1..).map(|i| case(m, 8 * i, h)));
-        }
-        let quantized = quantized.map(|kind| QuantizedTypes::of(Op::Mlp, kind));
-        let case = |m, k, h| Case { quantized, ..Case::new(Op::Mlp, [m, k, h], dtype) };
-        // Two tiles of 16 rows for each SM, and a part of them a third.
-        let features = 32 * sms + 32;
-        // As many tokens as are computed; of weights that stay in registers or shared memory as many as fit.
-        let sizes = [1, 2, 4, 8].map(|part| (features / part).next_multiple_of(64));
-        let sizes = sizes.into_iter().flat_map(|k| sizes.map(|h| [k, h]));
-        let mut sizes = sizes.flat_map(|size| (1..=MOST_TOKENS).rev().map(move |m| (m, size)));
-        let (m, [k, h]) = sizes.find(|&(m, [k, h])| self.computes(&case(m, k, h)))?;
-        self.least((0..).map(|i| case(m, k + 64 * i, h + 64 * (i / 2))))
-    }
-
-    /// The first whose rings go round.
-    fn least(&self, cases: impl Iterator<Item = Case>) -> Option<Case> {
-        let mut cases = cases.take_while(|case| case.hidden <= MOST_FEATURES);
-        cases.find(|case| {
-            let rings =
-                if self.computes(case) { self.rings(&problem(case)) } else { return false };
-            rings.into_iter().all(Ring::goes_round)
-        })
-    }
-
-    fn rings(&self, problem: &Problem) -> Vec<Ring> {
-        let sms = self.cuda.facts().sm_count as usize;
-        let Way::By(steps) = self.way else { return Vec::new() };
-        let of_step = |step| match step {
-            Algorithm::Gated(kernel) => vec![kernel.ring(problem, sms)],
-            Algorithm::Down(down) => down.ring(&self.cuda, problem).into_iter().collect(),
-            Algorithm::Decode(design) => {
-                let limits = Planner::of(&self.cuda).limits();
-                let decode = Decode::check_problem(design, problem, limits);
-                decode.map_or_else(|_| Vec::new(), |decode| decode.rings(problem))
-            }
-            Algorithm::Products(_) | Algorithm::Elementwise(_) => Vec::new(),
-        };
-        steps.iter().flat_map(of_step).collect()
     }
 
     /// Whether the kernel that is insisted on takes no other x than an aligned one.
@@ -415,82 +348,6 @@ impl CudaBackend {
     }
 }
 
-/// The gradient of a weight on the device.
-enum Gradient<T> {
-    Element(OnDevice<T>),
-    F32(OnDevice<f32>),
-}
-
-impl<T: Element> Gradient<T> {
-    fn new(stream: &Stream, host: &GradientMut<'_, T>) -> CudaResult<Self> {
-        match host {
-            GradientMut::Element(host) => OnDevice::new(stream, host.as_ref()).map(Self::Element),
-            GradientMut::F32(host) => OnDevice::new(stream, host.as_ref()).map(Self::F32),
-            other => Err(unknown(other)),
-        }
-    }
-
-    fn copy_to(&self, host: &mut GradientMut<'_, T>) -> CudaResult<()> {
-        match (self, host) {
-            (Self::Element(from), GradientMut::Element(to)) => from.copy_to(to),
-            (Self::F32(from), GradientMut::F32(to)) => from.copy_to(to),
-            (_, other) => Err(unknown(other)),
-        }
-    }
-}
-
-fn unknown<T: Element>(place: &GradientMut<'_, T>) -> CudaError {
-    CudaError::Unsupported { what: format!("{place:?}"), why: "no such place is known".into() }
-}
-
-fn place<T: Element>(
-    gradient: &mut CudaResult<Option<Gradient<T>>>,
-) -> CudaResult<Option<DeviceGradientMut<'_, T>>> {
-    match gradient {
-        Err(error) => Err(error.clone()),
-        Ok(None) => Ok(None),
-        Ok(Some(Gradient::Element(m))) => Ok(Some(DeviceGradientMut::Element(m.view_mut()?))),
-        Ok(Some(Gradient::F32(m))) => Ok(Some(DeviceGradientMut::F32(m.view_mut()?))),
-    }
-}
-
-/// As many streams as cases were ever computed at the same time, each used by many of them. A call has the
-/// workspace of its stream to itself, also while it compiles kernels: threads with one stream would do so one after
-/// the other.
-#[derive(Debug, Clone, Default)]
-struct Streams(Arc<Mutex<Vec<Stream>>>);
-
-/// A stream of [`Streams`], which is given back when this is dropped.
-struct Taken<'a> {
-    idle: &'a Streams,
-    stream: Stream,
-}
-
-impl Streams {
-    fn idle(&self) -> MutexGuard<'_, Vec<Stream>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self, cuda: &Cuda) -> CudaResult<Taken<'_>> {
-        let idle = self.idle().pop();
-        let stream = idle.map_or_else(|| cuda.new_stream(), Ok)?;
-        Ok(Taken { idle: self, stream })
-    }
-}
-
-impl Deref for Taken<'_> {
-    type Target = Stream;
-    fn deref(&self) -> &Stream {
-        &self.stream
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        self.idle.idle().push(self.stream.clone());
-    }
-}
-
 /// The problem that a case poses.
 fn problem(case: &Case) -> Problem {
     Problem::new(case.op, case.m, case.hidden, case.intermediate, case.dtype, case.activation)
@@ -498,59 +355,4 @@ fn problem(case: &Case) -> Problem {
         .with_layout(case.layout)
         .with_bias(case.bias)
         .with_quantized(case.quantized)
-}
-
-/// Elements before a matrix: none in the common case, else one or three, which is 2 to 12 bytes.
-fn lead<T>(matrix: &MatrixRef<'_, T>) -> usize {
-    [0, 0, 0, 1, 3][(matrix.rows() * 7 + matrix.cols() * 3 + matrix.row_stride()) % 5]
-}
-
-/// A matrix on the device as it lies on the host, with its stride and with what is between its rows.
-/// It starts some elements into its allocation: not every caller's matrix is aligned.
-struct OnDevice<T> {
-    buffer: DeviceBuffer<T>,
-    lead: usize,
-    rows: usize,
-    cols: usize,
-    stride: usize,
-}
-
-impl<T: Element> OnDevice<T> {
-    fn new(stream: &Stream, host: MatrixRef<'_, T>) -> CudaResult<Self> {
-        Self::at(stream, host, lead(&host))
-    }
-
-    fn at(stream: &Stream, host: MatrixRef<'_, T>, lead: usize) -> CudaResult<Self> {
-        let (rows, cols, stride) = (host.rows(), host.cols(), host.row_stride());
-        let mut values = vec![T::from_f32(f32::NAN); lead];
-        values.extend_from_slice(host.as_slice());
-        let buffer = DeviceBuffer::from_host(stream, &values)?;
-        Ok(Self { buffer, lead, rows, cols, stride })
-    }
-
-    fn address(&self) -> u64 {
-        self.buffer.device_ptr() + (self.lead * size_of::<T>()) as u64
-    }
-
-    fn view(&self) -> CudaResult<DeviceMatrixRef<'_, T>> {
-        let cuda = self.buffer.stream().cuda();
-        // SAFETY: the matrix lies in the buffer, which outlives the view.
-        unsafe {
-            DeviceMatrixRef::from_raw(cuda, self.address(), self.rows, self.cols, self.stride)
-        }
-    }
-
-    fn view_mut(&mut self) -> CudaResult<DeviceMatrixMut<'_, T>> {
-        let cuda = self.buffer.stream().cuda();
-        // SAFETY: as in `view`, and the buffer is borrowed mutably.
-        unsafe {
-            DeviceMatrixMut::from_raw(cuda, self.address(), self.rows, self.cols, self.stride)
-        }
-    }
-
-    /// Everything, also what is between the rows.
-    fn copy_to(&self, host: &mut MatrixMut<'_, T>) -> CudaResult<()> {
-        host.as_mut_slice().copy_from_slice(&self.buffer.to_host()?[self.lead..]);
-        Ok(())
-    }
 }

@@ -1,0 +1,36 @@
+//! What could compute a problem, for whoever asks why it does or does not.
+
+use swiglu_core::Numerics;
+
+use super::Steps;
+
+/// One list of steps that computes a problem, and what speaks for or against it.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Candidate {
+    pub(crate) steps: Option<Steps>,
+    /// What it computes of a backward pass, for example `dx`; [`None`] where it computes all that the problem asks for.
+    pub step: Option<String>,
+    /// The kernels with their tiles, for example `sm90_gated_gemm 128x64` or `cublaslt + elementwise`.
+    pub name: String,
+    /// Whether the plan uses it.
+    pub chosen: bool,
+    /// The rounding that it computes the problem with; [`None`] where it does not compute it.
+    pub numerics: Option<Numerics>,
+    /// Why it does not give what the problem asks for.
+    pub refusal: Option<String>,
+    /// Microseconds that the cost model alone expects, where it computes the problem.
+    pub predicted_us: Option<f64>,
+    /// Microseconds that plans go by: the same, corrected by what was measured near.
+    pub expected_us: Option<f64>,
+    /// Microseconds that were measured for this very problem.
+    pub measured_us: Option<f64>,
+    /// Why, or why not.
+    pub reason: String,
+}
+
+impl std::fmt::Display for Candidate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&self.name)
+    }
+}
