@@ -69,7 +69,7 @@ enum Verb {
     Bench(Box<verbs::bench::BenchArgs>),
     /// Show how a problem would be computed and what it costs at least; measure where its time goes
     Explain(Box<verbs::explain::ExplainArgs>),
-    /// Measure every way of computing a layer on a CUDA device, for plans to follow
+    /// Measure a CUDA device and every way of computing a layer there, for plans to follow
     Tune(Box<verbs::tune::TuneArgs>),
     /// Compile the kernels of CUDA devices: show what comes out, or fill a cache
     Kernels(verbs::kernels::KernelsArgs),
