@@ -1,4 +1,6 @@
-"""What only a CUDA device has: streams, captures, memory of its own. Values of operators there are in the other files."""
+"""What only a CUDA device has: streams, captures, memory of its own. Values of operators there are in the other files.
+
+One file, because its tests share the fixtures of a device."""
 
 from __future__ import annotations
 

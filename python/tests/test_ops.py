@@ -1,4 +1,6 @@
-"""Operators of PyTorch: values, registration, gradients, compile, autocast, vmap, threads."""
+"""Operators of PyTorch: values, registration, gradients, compile, autocast, vmap, threads.
+
+One file, because each kind of test goes through one list of operators."""
 
 from __future__ import annotations
 

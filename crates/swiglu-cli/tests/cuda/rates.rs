@@ -28,8 +28,13 @@ fn a_probe_is_said_beside_what_is_expected_and_kept() {
     assert!(last_note(&explain()).starts_with("rates expected"), "{}", explain());
     let probed = run(&["info", "--probe"]).unwrap();
     assert_eq!(probed.code, Some(0), "{probed:?}");
-    for part in ["copy ", "GB/s", "clock ", "MHz", "l2 ", "GB/s", "launch ", "µs", "barrier "] {
-        assert!(probed.stdout.contains(part), "{part}: {probed:?}");
+    // A line each, in its unit.
+    let units =
+        [("copy", "GB/s"), ("clock", "MHz"), ("l2", "GB/s"), ("launch", "µs"), ("barrier", "µs")];
+    for (name, unit) in units {
+        let is_of = |line: &str| line.trim_start().starts_with(&format!("{name} "));
+        let line = probed.stdout.lines().find(|line| is_of(line)).unwrap();
+        assert!(line.contains(unit), "{line}");
     }
     let document = run(&["info", "--probe", "--json"]).unwrap().json();
     let device = &document["cuda"]["devices"][0];

@@ -1,6 +1,6 @@
 //! The table: one entry a family, from its published code (the `modeling_*.py` of transformers 4.57 and
 //! 5.24, diffusers 0.42, timm 1.0 and the graphs of llama.cpp). A new family, or a new key of one that is
-//! there, is added here alone.
+//! there, is added here alone. One file, because it is data, looked up by a family's name.
 
 use swiglu_core::{Arrangement, NormKind, Orientation};
 
