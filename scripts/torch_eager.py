@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes what PyTorch eager computes on a GPU, for `cargo test -p swiglu-cuda --test torch_eager`.
+"""Writes what PyTorch eager computes on a GPU, for `cargo test -p swiglu-cuda --test all torch_eager`.
 
     python3 scripts/torch_eager.py DIRECTORY
-    SWIGLU_TORCH_EAGER=DIRECTORY cargo test -p swiglu-cuda --test torch_eager
+    SWIGLU_TORCH_EAGER=DIRECTORY cargo test -p swiglu-cuda --test all torch_eager
 
 Inputs are every 16-bit pattern as the gate of f16 and bf16, special values against special values,
 and random values over the whole range of the gate; each with its gradients by autograd. Files are

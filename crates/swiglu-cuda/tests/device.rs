@@ -1,8 +1,6 @@
 //! Devices, streams, events and graphs.
 
-mod common;
-
-use common::device;
+use crate::common::device;
 use swiglu_cuda::{Cuda, CudaError, DeviceBuffer};
 
 #[test]

@@ -3,7 +3,7 @@
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used)]
 
-mod common;
+use crate::common;
 
 use swiglu_core::conformance::{Case, Parameters};
 use swiglu_core::{DType, Element, Matrix, Numerics, Op, Path, bf16, f16, random};

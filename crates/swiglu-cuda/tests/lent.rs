@@ -3,9 +3,7 @@
 // A generic helper is not seen as a test.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{device, partly};
+use crate::common::{device, partly};
 use half::{bf16, f16};
 use swiglu_core::{
     Activation, Element, GateUpWeights, GatedLinearParams, Matrix, MatrixRef, MlpParams,

@@ -3,7 +3,7 @@
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-mod common;
+use crate::common;
 
 use swiglu_core::conformance::{Backend, Case, Parameters};
 use swiglu_core::{

@@ -3,9 +3,7 @@
 // A generic helper is not seen as a test.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{device, has_gpu};
+use crate::common::{self, device, has_gpu};
 use swiglu_core::{
     Activation, DType, Element, GateUpWeights, GatedLinearParams, Matrix, MatrixRef, MlpParams,
     Numerics, Orientation, random,

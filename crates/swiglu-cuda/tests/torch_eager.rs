@@ -5,7 +5,7 @@
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-mod common;
+use crate::common;
 
 use std::path::{Path, PathBuf};
 

@@ -3,9 +3,7 @@
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-mod common;
-
-use common::judge_gradients;
+use crate::common::{self, judge_gradients};
 use swiglu_core::conformance::{Case, GradientCase, Lie, gradient_suite};
 use swiglu_core::{
     Accumulate, Activation, Arrangement, DType, Element, GateUpWeights, GatedLinearParams, Matrix,
