@@ -509,12 +509,12 @@ impl Activation {
             offset: self.up_offset(),
         };
         // For f32 every rounding step is the identity, and the composed form of x·σ(βx) would only
-        // differ from the fused one by its last bit: one definition serves all three modes.
-        match rounding {
-            Rounding::Eager if T::DTYPE != crate::DType::F32 => {
-                f.run(EachStep { gate, clamp, to: PhantomData::<T> })
-            }
-            _ => f.run(Once { gate, clamp }),
+        // differ from the fused one by its last bit: one definition serves all three modes. The type is asked in a
+        // constant, so that kernels of the other are not compiled for it.
+        if const { !matches!(T::DTYPE, crate::DType::F32) } && rounding == Rounding::Eager {
+            f.run(EachStep { gate, clamp, to: PhantomData::<T> })
+        } else {
+            f.run(Once { gate, clamp })
         }
     }
 
