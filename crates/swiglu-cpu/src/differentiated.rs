@@ -6,13 +6,12 @@
 
 use std::ops::Range;
 
-use swiglu_core::gate::GatedMath;
 use swiglu_core::{Activation, Element, Numerics, Rounding};
 
 use crate::compiled;
 use crate::epilogue::{Epilogue, Rows};
 use crate::isa::Isa;
-use crate::simd::{MathKernel, Simd};
+use crate::simd::{Math, MathKernel, Simd};
 
 /// ∂L/∂gate and ∂L/∂up over gate and up, and h, where it is wanted.
 #[derive(Clone, Copy)]
@@ -36,7 +35,7 @@ impl<T: Element> Differentiated<T> {
     /// # Safety
     /// The rows are valid.
     #[inline(always)]
-    unsafe fn vector<S: Simd, M: GatedMath>(
+    unsafe fn vector<S: Simd, M: Math<S>>(
         &self,
         math: M,
         (r, col): (usize, usize),
@@ -46,10 +45,10 @@ impl<T: Element> Differentiated<T> {
         unsafe {
             let (gate, up) = (self.gate.read::<S>(r, col), self.up.read::<S>(r, col));
             if let Some(h) = self.h {
-                h.write::<S>(r, col, S::gated(math, gate, up));
+                h.write::<S>(r, col, math.gated(gate, up));
             }
             if let Some(dh) = dh {
-                let [dgate, dup] = S::gated_backward(math, gate, up, dh);
+                let [dgate, dup] = math.backward(gate, up, dh);
                 self.gate.write::<S>(r, col, dgate);
                 self.up.write::<S>(r, col, dup);
             }
@@ -83,7 +82,7 @@ impl<T: Element> MathKernel for DifferentiatedPanel<T> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, M: GatedMath>(&self, math: M) {
+    unsafe fn run<S: Simd, M: Math<S>>(&self, math: M) {
         let &DifferentiatedPanel { epilogue, panel, sums, rows } = self;
         let rounds = epilogue.numerics.rounding != Rounding::Fused;
         for r in 0..rows {
@@ -116,7 +115,7 @@ impl<T: Element> MathKernel for DifferentiatedRows<T> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, M: GatedMath>(&self, math: M) {
+    unsafe fn run<S: Simd, M: Math<S>>(&self, math: M) {
         let &DifferentiatedRows { of, dh, ref rows } = self;
         for r in rows.clone() {
             for col in (0..of.gate.cols).step_by(S::LANES) {

@@ -8,7 +8,6 @@
 
 use std::ops::Range;
 
-use swiglu_core::gate::GatedMath;
 use swiglu_core::{
     Activation, Arrangement, Element, GateUpRef, MatrixMut, Numerics, Op, Orientation, Path, Plan,
     Problem, Result, WeightLayout,
@@ -17,7 +16,7 @@ use swiglu_core::{
 use crate::compiled;
 use crate::cpu::Cpu;
 use crate::panels::SendPtr;
-use crate::simd::{Fetch, MathKernel, Simd};
+use crate::simd::{Fetch, Math, MathKernel, Simd};
 use crate::team::Step;
 
 /// Elements of a unit of work.
@@ -130,7 +129,7 @@ impl<T: Element> MathKernel for Segments<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, M: GatedMath>(&self, math: M) {
+    unsafe fn run<S: Simd, M: Math<S>>(&self, math: M) {
         let &Segments { task, ref units, segments } = self;
         let mut tile = Tile { gate: [T::default(); TILE], up: [T::default(); TILE] };
         for unit in units.clone() {
@@ -243,7 +242,7 @@ impl<T: Element> Task<'_, T> {
 
 /// Adjacent elements: pairs of vectors, before and after them single ones.
 #[inline(always)]
-unsafe fn piece<S: Simd, T: Element, M: GatedMath>(
+unsafe fn piece<S: Simd, T: Element, M: Math<S>>(
     math: M,
     operands: &Operands<T>,
     out: *mut T,
@@ -272,7 +271,7 @@ unsafe fn piece<S: Simd, T: Element, M: GatedMath>(
 
 /// Elements `from .. to`, a whole number of pairs.
 #[inline(always)]
-unsafe fn pairs<S: Simd, T: Element, M: GatedMath, const STREAM: bool>(
+unsafe fn pairs<S: Simd, T: Element, M: Math<S>, const STREAM: bool>(
     math: M,
     operands: &Operands<T>,
     out: *mut T,
@@ -286,7 +285,7 @@ unsafe fn pairs<S: Simd, T: Element, M: GatedMath, const STREAM: bool>(
         unsafe {
             let g = S::load_pair::<T>(operands.gate.add(i));
             let u = S::load_pair::<T>(operands.up.add(i));
-            let h = [S::gated(math, g[0], u[0]), S::gated(math, g[1], u[1])];
+            let h = [math.gated(g[0], u[0]), math.gated(g[1], u[1])];
             S::store_pair::<T, STREAM>(out.add(i), h);
         }
     }
@@ -316,7 +315,7 @@ fn prefetch<S: Simd, T: Element>(operands: &Operands<T>, i: usize, bytes: usize)
 
 /// Up to a vector of elements, through buffers, with the same arithmetic.
 #[inline(always)]
-unsafe fn partial<S: Simd, T: Element, M: GatedMath>(
+unsafe fn partial<S: Simd, T: Element, M: Math<S>>(
     math: M,
     gate: *const T,
     up: *const T,
@@ -328,7 +327,7 @@ unsafe fn partial<S: Simd, T: Element, M: GatedMath>(
     unsafe {
         std::ptr::copy_nonoverlapping(gate, g.as_mut_ptr(), count);
         std::ptr::copy_nonoverlapping(up, u.as_mut_ptr(), count);
-        let h = S::gated(math, S::load::<T>(g.as_ptr()), S::load::<T>(u.as_ptr()));
+        let h = math.gated(S::load::<T>(g.as_ptr()), S::load::<T>(u.as_ptr()));
         S::store::<T>(g.as_mut_ptr(), h);
         std::ptr::copy_nonoverlapping(g.as_ptr(), out, count);
     }

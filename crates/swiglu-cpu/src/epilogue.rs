@@ -1,11 +1,10 @@
 //! What happens to the sums of a panel: bias, rounding, activation, and the store.
 
-use swiglu_core::gate::GatedMath;
 use swiglu_core::{Activation, DType, Element, F32Lanes, MatrixMut, Numerics, Result, Rounding};
 
 use crate::compiled;
 use crate::isa::Isa;
-use crate::simd::{Kernel, MathKernel, Simd};
+use crate::simd::{Kernel, Math, MathKernel, Simd};
 
 /// What happens to the accumulators of a panel.
 pub(crate) trait Epilogue: Copy {
@@ -141,7 +140,7 @@ impl<T: Element, O: Element> MathKernel for GatedPanel<T, O> {
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd, M: GatedMath>(&self, math: M) {
+    unsafe fn run<S: Simd, M: Math<S>>(&self, math: M) {
         let &GatedPanel { epilogue: e, panel, sums, rows } = self;
         let rounds = e.numerics.rounding != Rounding::Fused;
         for r in 0..rows {
@@ -162,7 +161,7 @@ impl<T: Element, O: Element> MathKernel for GatedPanel<T, O> {
                     kept.write::<S>(r, col, up);
                 }
                 let Some(out) = e.out else { continue };
-                let h = S::gated(math, gate, up);
+                let h = math.gated(gate, up);
                 // Rounded by the store, unless that is wider.
                 let h = if O::DTYPE == T::DTYPE { h } else { T::round_lanes(h) };
                 out.write::<S>(r, col, h);

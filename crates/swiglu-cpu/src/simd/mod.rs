@@ -9,14 +9,17 @@ pub(crate) mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod math;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use swiglu_core::gate::{GatedMath, WithGatedMath};
-use swiglu_core::{Activation, DType, Element, F32Lanes, Numerics};
+use swiglu_core::gate::GatedMath;
+use swiglu_core::{DType, Element, F32Lanes};
 
+use self::math::Inlined;
+pub(crate) use self::math::{Math, MathKernel, dispatch_math};
 use crate::isa::Isa;
 
 /// How far a line is brought.
@@ -192,20 +195,14 @@ pub(crate) trait Simd: Copy + 'static {
     /// Whether [`Simd::accumulate_pairs`] is one instruction.
     const PAIR_DOTS: bool = false;
 
-    /// h of a vector of gates and one of ups, before its rounding to the element type.
+    /// Runs `kernel` with mathematics that become a part of it.
+    ///
+    /// # Safety
+    /// As [`MathKernel::run`].
     #[inline(always)]
-    fn gated<M: GatedMath>(math: M, gate: Self::V, up: Self::V) -> Self::V {
-        math.apply(gate, up)
-    }
-    /// ∂L/∂gate and ∂L/∂up of vectors, before their rounding to the element type.
-    #[inline(always)]
-    fn gated_backward<M: GatedMath>(
-        math: M,
-        gate: Self::V,
-        up: Self::V,
-        dh: Self::V,
-    ) -> [Self::V; 2] {
-        math.backward(gate, up, dh)
+    unsafe fn run_math<K: MathKernel, M: GatedMath>(kernel: &K, math: M) {
+        // SAFETY: the caller's.
+        unsafe { kernel.run::<Self, Inlined<M>>(Inlined(math)) }
     }
 
     /// Loads `LANES` values.
@@ -472,54 +469,6 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             _ => kernel.run::<portable::Portable>(),
         }
     }
-}
-
-/// Code written over [`Simd`] and the mathematics of an activation.
-pub(crate) trait MathKernel {
-    /// What results are rounded to.
-    type Element: Element;
-    /// As [`Kernel::USES_DOTS`].
-    const USES_DOTS: bool = matches!(Self::Element::DTYPE, DType::Bf16);
-    /// The activation, and how it is computed.
-    fn activation(&self) -> (Activation, Numerics);
-    /// Runs. Implementations are `#[inline(always)]`.
-    ///
-    /// # Safety
-    /// As [`Kernel::run`].
-    unsafe fn run<S: Simd, M: GatedMath>(&self, math: M);
-}
-
-/// Runs `kernel` as [`dispatch`] does, with the mathematics of its activation. Each kernel and mathematics is a function
-/// of its own: the compiler's time grows faster than the length of one that has them all.
-///
-/// # Safety
-/// As [`dispatch`].
-pub(crate) unsafe fn dispatch_math<K: MathKernel>(isa: Isa, kernel: &K) {
-    struct Chosen<'a, K>(Isa, &'a K);
-
-    impl<K: MathKernel> WithGatedMath for Chosen<'_, K> {
-        type Output = ();
-        #[inline(always)]
-        fn run<M: GatedMath>(self, math: M) {
-            // SAFETY: that of `dispatch_math`.
-            unsafe { dispatch(self.0, OfMath(self.1, math)) }
-        }
-    }
-
-    struct OfMath<'a, K, M>(&'a K, M);
-
-    impl<K: MathKernel, M: GatedMath> Kernel for OfMath<'_, K, M> {
-        type Output = ();
-        const USES_DOTS: bool = K::USES_DOTS;
-        #[inline(always)]
-        unsafe fn run<S: Simd>(self) {
-            // SAFETY: the caller's.
-            unsafe { self.0.run::<S, M>(self.1) }
-        }
-    }
-
-    let (activation, numerics) = kernel.activation();
-    activation.with_math::<K::Element, _>(numerics, Chosen(isa, kernel));
 }
 
 #[cfg(test)]

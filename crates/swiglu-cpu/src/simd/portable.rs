@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use swiglu_core::F32Lanes;
 use swiglu_core::gate::GatedMath;
 
-use super::{Fetch, Simd};
+use super::{Fetch, Math, MathKernel, Simd};
 
 const LANES: usize = 8;
 type Array = [f32; LANES];
@@ -111,11 +111,12 @@ impl F32Lanes for F32x8 {
     fn add_exponent(self, n: Self) -> Self {
         map2(self, n, f32::add_exponent)
     }
-    #[inline(always)]
+    // Functions of their own, as `fused`: mathematics that round each step have many.
+    #[inline(never)]
     fn round_to_bf16(self) -> Self {
         Self(self.0.map(F32Lanes::round_to_bf16))
     }
-    #[inline(always)]
+    #[inline(never)]
     fn round_to_f16(self) -> Self {
         Self(self.0.map(F32Lanes::round_to_f16))
     }
@@ -140,6 +141,42 @@ fn join_halves(h: [i16; 2]) -> u32 {
     lower | upper << 16
 }
 
+/// The mathematics of an activation, called vector by vector.
+trait Called {
+    fn gated(&self, gate: F32x8, up: F32x8) -> F32x8;
+    fn backward(&self, gate: F32x8, up: F32x8, dh: F32x8) -> [F32x8; 2];
+}
+
+impl<M: GatedMath> Called for M {
+    fn gated(&self, gate: F32x8, up: F32x8) -> F32x8 {
+        self.apply(gate, up)
+    }
+    fn backward(&self, gate: F32x8, up: F32x8, dh: F32x8) -> [F32x8; 2] {
+        GatedMath::backward(*self, gate, up, dh)
+    }
+}
+
+impl Math<Portable> for &dyn Called {
+    #[inline(always)]
+    fn gated(self, gate: F32x8, up: F32x8) -> F32x8 {
+        Called::gated(self, gate, up)
+    }
+    #[inline(always)]
+    fn backward(self, gate: F32x8, up: F32x8, dh: F32x8) -> [F32x8; 2] {
+        Called::backward(self, gate, up, dh)
+    }
+}
+
+/// One function, which would otherwise be a part of each place that knows its mathematics.
+///
+/// # Safety
+/// As [`MathKernel::run`].
+#[inline(never)]
+unsafe fn run_called<K: MathKernel>(kernel: &K, math: &dyn Called) {
+    // SAFETY: the caller's.
+    unsafe { kernel.run::<Portable, &dyn Called>(math) }
+}
+
 /// Plain Rust.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
@@ -160,14 +197,10 @@ impl Simd for Portable {
     const DOT_ROWS: usize = 1;
     const WRITTEN_OUT: bool = false;
 
-    // A function of its own: written out at every use it would be half of this crate's code.
-    #[inline(never)]
-    fn gated<M: GatedMath>(math: M, gate: F32x8, up: F32x8) -> F32x8 {
-        math.apply(gate, up)
-    }
-    #[inline(never)]
-    fn gated_backward<M: GatedMath>(math: M, gate: F32x8, up: F32x8, dh: F32x8) -> [F32x8; 2] {
-        math.backward(gate, up, dh)
+    // Here mathematics are long: they are called, so that one kernel has them all.
+    unsafe fn run_math<K: MathKernel, M: GatedMath>(kernel: &K, math: M) {
+        // SAFETY: the caller's.
+        unsafe { run_called(kernel, &math) }
     }
 
     #[inline(always)]
