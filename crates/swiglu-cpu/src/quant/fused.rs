@@ -77,14 +77,24 @@ impl WithBlocks for Dispatch {
     type Output = ();
 
     fn run<B: Blocks>(self) {
+        let Self(isa, sums) = self;
         // SAFETY: `FusedSums::run`'s caller vouches for the instruction set and the pointers.
-        unsafe { dispatch(self.0, FusedOf::<B>(self.1, PhantomData)) }
+        unsafe {
+            match (sums.rows, sums.panels) {
+                (1, 2) => dispatch(isa, Tile::<B, 1, 2>(sums, PhantomData)),
+                (1, 1) => dispatch(isa, Tile::<B, 1, 1>(sums, PhantomData)),
+                (2, 1) => dispatch(isa, Tile::<B, 2, 1>(sums, PhantomData)),
+                (3, 1) => dispatch(isa, Tile::<B, 3, 1>(sums, PhantomData)),
+                (rows, panels) => unreachable!("{panels} panels of {rows} rows"),
+            }
+        }
     }
 }
 
-struct FusedOf<B>(FusedSums, PhantomData<B>);
+/// A function for each number of rows and panels, as in [`super::dots`].
+struct Tile<B, const ROWS: usize, const PANELS: usize>(FusedSums, PhantomData<B>);
 
-impl<B: Blocks> Kernel for FusedOf<B> {
+impl<B: Blocks, const ROWS: usize, const PANELS: usize> Kernel for Tile<B, ROWS, PANELS> {
     type Output = ();
 
     #[inline(always)]
@@ -93,15 +103,7 @@ impl<B: Blocks> Kernel for FusedOf<B> {
             unreachable!("planned where byte dot products are several instructions");
         }
         // SAFETY: the caller's.
-        unsafe {
-            match (self.0.rows, self.0.panels) {
-                (1, 2) => self.0.tile::<S, B, 1, 2>(),
-                (1, 1) => self.0.tile::<S, B, 1, 1>(),
-                (2, 1) => self.0.tile::<S, B, 2, 1>(),
-                (3, 1) => self.0.tile::<S, B, 3, 1>(),
-                (rows, panels) => unreachable!("{panels} panels of {rows} rows"),
-            }
-        }
+        unsafe { self.0.tile::<S, B, ROWS, PANELS>() }
     }
 }
 
@@ -212,6 +214,7 @@ unsafe fn add_run<S: Simd, B: Blocks, const ROWS: usize, const PANELS: usize>(
     // Written out, because shifts and words of a quad depend on its number.
     macro_rules! span {
         ($span:literal: $($q:literal)*) => {{
+            // Not of zeros: with Q6_K that takes a sixth longer.
             let mut terms = [[Terms::<S>::of::<B>(&heads[0][0], run, $span); 2]; PANELS];
             for p in 0..PANELS {
                 for v in 0..2 {
