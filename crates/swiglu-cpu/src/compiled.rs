@@ -7,7 +7,7 @@
 use swiglu_core::{DType, Element, bf16, f16};
 
 use crate::columns::ColumnSums;
-use crate::differentiated::{DifferentiatedPanel, DifferentiatedRows};
+use crate::differentiated::DifferentiatedRows;
 use crate::elementwise::Segments;
 use crate::epilogue::{AddedPanel, GatedPanel, PlainPanel};
 use crate::gemm::{SideBySide, Sums};
@@ -90,10 +90,8 @@ compiled! {
     run plain(PlainPanel);
     /// The epilogue of a linear map whose result is added.
     run added(AddedPanel);
-    /// The derivative behind the product with the down projection.
-    run_math differentiated(DifferentiatedPanel);
-    /// The derivative of rows of gate and up.
-    run_math differentiated_rows(DifferentiatedRows);
+    /// The derivative, of rows in memory or behind the product with the down projection.
+    run_math differentiated(DifferentiatedRows);
     /// Sums over the rows of a matrix.
     run column_sums(ColumnSums);
 }

@@ -11,7 +11,7 @@ use swiglu_core::{Activation, Element, Numerics, Rounding};
 use crate::compiled;
 use crate::epilogue::{Epilogue, Rows};
 use crate::isa::Isa;
-use crate::simd::{Math, MathKernel, Simd};
+use crate::simd::{self, Math, MathKernel, Simd};
 
 /// ∂L/∂gate and ∂L/∂up over gate and up, and h, where it is wanted.
 #[derive(Clone, Copy)]
@@ -58,53 +58,33 @@ impl<T: Element> Differentiated<T> {
 
 impl<T: Element> Epilogue for Differentiated<T> {
     unsafe fn finish(&self, isa: Isa, panel: usize, first: usize, sums: *const f32, rows: usize) {
-        let epilogue = self.from(first);
+        let width = 2 * simd::lanes(isa);
+        let cols = panel * width..(panel + 1) * width;
+        let kernel =
+            DifferentiatedRows { of: self.from(first), dh: Dh::Sums(sums), rows: 0..rows, cols };
         // SAFETY: the caller's.
-        unsafe {
-            compiled::differentiated(isa, DifferentiatedPanel { epilogue, panel, sums, rows });
-        }
+        unsafe { compiled::differentiated(isa, kernel) }
     }
 }
 
-/// A panel of dh.
-pub(crate) struct DifferentiatedPanel<T> {
-    epilogue: Differentiated<T>,
-    panel: usize,
-    sums: *const f32,
-    rows: usize,
+/// Where ∂L/∂h comes from.
+#[derive(Clone, Copy)]
+pub(crate) enum Dh<T> {
+    /// Nowhere: h alone is wanted.
+    None,
+    /// From memory, read only.
+    Rows(Rows<T>),
+    /// The sums of a panel, two vectors for each row.
+    Sums(*const f32),
 }
 
-impl<T: Element> MathKernel for DifferentiatedPanel<T> {
-    type Element = T;
-
-    fn activation(&self) -> (Activation, Numerics) {
-        (self.epilogue.activation, self.epilogue.numerics)
-    }
-
-    #[inline(always)]
-    unsafe fn run<S: Simd, M: Math<S>>(&self, math: M) {
-        let &DifferentiatedPanel { epilogue, panel, sums, rows } = self;
-        let rounds = epilogue.numerics.rounding != Rounding::Fused;
-        for r in 0..rows {
-            for v in 0..2 {
-                let col = (panel * 2 + v) * S::LANES;
-                // SAFETY: `finish`'s caller vouches for the sums and rows.
-                unsafe {
-                    let dh = S::load_f32(sums.add((r * 2 + v) * S::LANES));
-                    let dh = if rounds { T::round_lanes(dh) } else { dh };
-                    epilogue.vector::<S, M>(math, (r, col), Some(dh));
-                }
-            }
-        }
-    }
-}
-
-/// Rows of gate and up, with dh in memory, or without for h alone.
+/// Rows of gate and up, whole or a panel of them.
 pub(crate) struct DifferentiatedRows<T> {
     pub(crate) of: Differentiated<T>,
-    /// Read only.
-    pub(crate) dh: Option<Rows<T>>,
+    pub(crate) dh: Dh<T>,
     pub(crate) rows: Range<usize>,
+    /// A whole number of vectors, or up to the last column.
+    pub(crate) cols: Range<usize>,
 }
 
 impl<T: Element> MathKernel for DifferentiatedRows<T> {
@@ -116,12 +96,20 @@ impl<T: Element> MathKernel for DifferentiatedRows<T> {
 
     #[inline(always)]
     unsafe fn run<S: Simd, M: Math<S>>(&self, math: M) {
-        let &DifferentiatedRows { of, dh, ref rows } = self;
+        let &DifferentiatedRows { of, dh, ref rows, ref cols } = self;
+        let rounds = of.numerics.rounding != Rounding::Fused;
         for r in rows.clone() {
-            for col in (0..of.gate.cols).step_by(S::LANES) {
-                // SAFETY: whoever runs the kernel vouches for the rows.
+            for col in cols.clone().step_by(S::LANES) {
+                // SAFETY: whoever runs the kernel vouches for the rows and the sums.
                 unsafe {
-                    let dh = dh.map(|dh| dh.read::<S>(r, col));
+                    let dh = match dh {
+                        Dh::None => None,
+                        Dh::Rows(dh) => Some(dh.read::<S>(r, col)),
+                        Dh::Sums(sums) => {
+                            let sum = S::load_f32(sums.add(r * 2 * S::LANES + col - cols.start));
+                            Some(if rounds { T::round_lanes(sum) } else { sum })
+                        }
+                    };
                     of.vector::<S, M>(math, (r, col), dh);
                 }
             }

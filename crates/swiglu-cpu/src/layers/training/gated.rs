@@ -16,7 +16,7 @@ use crate::buffer::Buffer;
 use crate::columns::sum_columns;
 use crate::compiled;
 use crate::cpu::{CallOptions, Cpu};
-use crate::differentiated::{Differentiated, DifferentiatedRows};
+use crate::differentiated::{Dh, Differentiated, DifferentiatedRows};
 use crate::epilogue::{Kept, Rows};
 use crate::order::Order;
 use crate::team::Step;
@@ -195,15 +195,16 @@ impl<T: Element> GatedLinear<T> {
     ) {
         /// Operations for an element, about.
         const WORK: f64 = 40.0;
-        let dh = dh.map(|dh| {
+        let dh = dh.map_or(Dh::None, |dh| {
             let first = dh.as_slice().as_ptr().cast_mut();
-            Rows { first, stride: dh.row_stride(), cols: dh.cols() }
+            Dh::Rows(Rows { first, stride: dh.row_stride(), cols: dh.cols() })
         });
         let task = Task { of, dh };
         let run = |rows: Range<usize>, _: usize| {
             let Task { of, dh } = task.get();
+            let kernel = DifferentiatedRows { of, dh, rows, cols: 0..of.gate.cols };
             // SAFETY: the instruction set was checked when the device was made; each row is one worker's.
-            unsafe { compiled::differentiated_rows(cpu.isa(), DifferentiatedRows { of, dh, rows }) }
+            unsafe { compiled::differentiated(cpu.isa(), kernel) }
         };
         let work = WORK * m as f64 * self.intermediate() as f64;
         cpu.run_work((work, 0.0), &[Step { units: m, run: &run }]);
@@ -320,7 +321,7 @@ impl<T: Element> GatedLinear<T> {
 /// What a step over rows is told, for all workers.
 pub(super) struct Task<T> {
     pub(super) of: Differentiated<T>,
-    pub(super) dh: Option<Rows<T>>,
+    pub(super) dh: Dh<T>,
 }
 // SAFETY: workers have disjoint rows.
 unsafe impl<T> Sync for Task<T> {}

@@ -16,7 +16,7 @@ use super::{MlpTraining, Training, clear, expect_shape, not_for_training, traine
 use crate::buffer::Buffer;
 use crate::columns::sum_columns;
 use crate::cpu::{CallOptions, Cpu};
-use crate::differentiated::Differentiated;
+use crate::differentiated::{Dh, Differentiated};
 use crate::epilogue::Rows;
 use crate::order::Order;
 use crate::panels::Part;
@@ -207,7 +207,7 @@ impl<T: Element> Mlp<T> {
         let bytes = dh.workspace_bytes(cpu, Tokens::Exactly(m));
         if self.gated.path() == Path::Fused {
             let order: Order = self.problem.numerics.into();
-            let task = Task { of, dh: None };
+            let task = Task { of, dh: Dh::None };
             return cpu.workspaces().with(bytes, |work| {
                 let ordered = (dh.weights(), order);
                 linear_map(cpu, ordered, work, dy.into(), |row| task.get().of.from(row));
