@@ -293,20 +293,24 @@ fn eager_linear<T: Element>(
     out_features: usize,
     bias: Option<&[f32]>,
     roundoff: f64,
-    weight: impl Fn(usize, usize) -> T,
+    weight: impl Fn(usize, usize) -> T + Sync,
 ) -> Result<Matrix<T>> {
-    let mut out = Matrix::zeros(x.rows(), out_features)?;
-    let mut column = vec![0.0f32; x.cols()];
-    let rows = Rows::new(x.shape(), |i, k| cut(x.row(i)[k].to_f32(), roundoff));
-    for o in 0..out_features {
-        for (k, c) in column.iter_mut().enumerate() {
-            *c = cut(weight(o, k).to_f32(), roundoff);
-        }
-        for (i, dot) in rows.dots(&column).enumerate() {
-            let dot = dot + bias.map_or(0.0, |b| b[o]);
-            out.as_mut_slice()[i * out_features + o] = T::from_f32(dot);
-        }
-    }
+    let [m, k] = x.shape();
+    let mut out = Matrix::zeros(m, out_features)?;
+    let rows = Rows::new([m, k], |i, k| cut(x.row(i)[k].to_f32(), roundoff));
+    oracle::by_feature(
+        [m, k, out_features],
+        || vec![0.0f32; k],
+        |column, o, out| {
+            for (k, c) in column.iter_mut().enumerate() {
+                *c = cut(weight(o, k).to_f32(), roundoff);
+            }
+            for (out, dot) in out.iter_mut().zip(rows.dots(column)) {
+                *out = T::from_f32(dot + bias.map_or(0.0, |b| b[o]));
+            }
+        },
+        |i, o, value| out.as_mut_slice()[i * out_features + o] = value,
+    );
     Ok(out)
 }
 
@@ -402,24 +406,27 @@ fn down_bound(
     y: &oracle::Linear,
     h_bound: &Matrix<f64>,
     relative: f64,
-    mut column: impl FnMut(usize, &mut [f64]),
+    column: impl Fn(usize, &mut [f64]) + Sync,
 ) -> Result<Matrix<f64>> {
     let [m, k_len] = y.value.shape();
+    let h_len = h_bound.cols();
     let mut bound = Matrix::zeros(m, k_len)?;
-    let mut weights = vec![0.0f64; h_bound.cols()];
-    for k in 0..k_len {
-        column(k, &mut weights);
-        for i in 0..m {
-            // An h that may overflow admits anything in y, also where its weight is 0.
-            let row = h_bound.view().row(i);
-            let passed_on = oracle::dot(row, &weights, Product::Error);
-            let at = i * k_len + k;
-            let magnitude = y.magnitude.as_slice()[at] + passed_on;
-            let error = passed_on + relative * magnitude;
-            let y = y.value.as_slice()[at].abs();
-            bound.as_mut_slice()[at] = error + rounding(dtype, y + error);
-        }
-    }
+    oracle::by_feature(
+        [m, h_len, k_len],
+        || vec![0.0f64; h_len],
+        |weights, k, out| {
+            column(k, weights);
+            for (i, out) in out.iter_mut().enumerate() {
+                // An h that may overflow admits anything in y, also where its weight is 0.
+                let passed_on = oracle::dot(h_bound.view().row(i), weights, Product::Error);
+                let at = i * k_len + k;
+                let magnitude = y.magnitude.as_slice()[at] + passed_on;
+                let error = passed_on + relative * magnitude;
+                *out = error + rounding(dtype, y.value.as_slice()[at].abs() + error);
+            }
+        },
+        |i, k, error| bound.as_mut_slice()[i * k_len + k] = error,
+    );
     Ok(bound)
 }
 

@@ -52,6 +52,9 @@ pub fn activation_backward<T: Element>(
 }
 
 mod backward;
+mod features;
+
+pub(crate) use features::by_feature;
 
 pub(crate) use backward::{Chain, across_tokens, backward_chain, down_transposed, stacked_weights};
 pub use backward::{GatedLinearGrad, MlpGrad, gated_linear_backward, mlp_backward};
@@ -76,22 +79,28 @@ fn linear(
     x: &Matrix<f64>,
     out_features: usize,
     bias: Option<&[f32]>,
-    mut weight: impl FnMut(usize, &mut Column),
+    weight: impl Fn(usize, &mut Column) + Sync,
 ) -> Result<Linear> {
     let (m, k) = (x.rows(), x.cols());
     let (mut value, mut magnitude) =
         (Matrix::zeros(m, out_features)?, Matrix::zeros(m, out_features)?);
-    let mut column = Column { value: vec![0.0; k], size: vec![0.0; k] };
-    for o in 0..out_features {
-        weight(o, &mut column);
-        let b = bias.map_or(0.0, |b| f64::from(b[o]));
-        for i in 0..m {
-            let row = x.view().row(i);
-            let at = i * out_features + o;
-            value.as_mut_slice()[at] = dot(row, &column.value, Product::Value) + b;
-            magnitude.as_mut_slice()[at] = dot(row, &column.size, Product::Size) + b.abs();
-        }
-    }
+    by_feature(
+        [m, k, out_features],
+        || Column { value: vec![0.0; k], size: vec![0.0; k] },
+        |column, o, out| {
+            weight(o, column);
+            let b = bias.map_or(0.0, |b| f64::from(b[o]));
+            for (i, out) in out.iter_mut().enumerate() {
+                let row = x.view().row(i);
+                let sizes = dot(row, &column.size, Product::Size) + b.abs();
+                *out = (dot(row, &column.value, Product::Value) + b, sizes);
+            }
+        },
+        |i, o, (v, size)| {
+            value.as_mut_slice()[i * out_features + o] = v;
+            magnitude.as_mut_slice()[i * out_features + o] = size;
+        },
+    );
     Ok(Linear { value, magnitude })
 }
 

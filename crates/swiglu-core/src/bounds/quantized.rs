@@ -90,15 +90,18 @@ fn input_errors(
 fn passed_on(errors: &Matrix<f64>, weights: &QuantizedRef<'_>) -> Result<Matrix<f64>> {
     let [m, out] = [errors.rows(), weights.rows()];
     let mut passed = Matrix::zeros(m, out)?;
-    let mut sizes = Vec::with_capacity(weights.cols());
-    for o in 0..out {
-        sizes.clear();
-        weights.terms(o, |product, minimum| sizes.push(product.abs() + minimum.abs()));
-        for i in 0..m {
-            passed.as_mut_slice()[i * out + o] =
-                oracle::dot(errors.view().row(i), &sizes, Product::Value);
-        }
-    }
+    oracle::by_feature(
+        [m, weights.cols(), out],
+        || Vec::with_capacity(weights.cols()),
+        |sizes, o, passed| {
+            sizes.clear();
+            weights.terms(o, |product, minimum| sizes.push(product.abs() + minimum.abs()));
+            for (i, passed) in passed.iter_mut().enumerate() {
+                *passed = oracle::dot(errors.view().row(i), sizes, Product::Value);
+            }
+        },
+        |i, o, value| passed.as_mut_slice()[i * out + o] = value,
+    );
     Ok(passed)
 }
 
@@ -132,20 +135,24 @@ fn eager_linear<T: Element>(
     bias: Option<&[f32]>,
 ) -> Result<Matrix<T>> {
     let mut out = Matrix::zeros(x.rows(), weights.rows())?;
-    let (mut products, mut minima) = (Vec::new(), Vec::new());
     let rows = Rows::new(x.shape(), |i, k| x.view().row(i)[k]);
-    for o in 0..weights.rows() {
-        products.clear();
-        minima.clear();
-        weights.terms(o, |product, minimum| {
-            products.push(product as f32);
-            minima.push(minimum as f32);
-        });
-        for (i, (products, minima)) in rows.dots(&products).zip(rows.dots(&minima)).enumerate() {
-            let dot = products + minima + bias.map_or(0.0, |b| b[o]);
-            out.as_mut_slice()[i * weights.rows() + o] = T::from_f32(dot);
-        }
-    }
+    oracle::by_feature(
+        [x.rows(), x.cols(), weights.rows()],
+        <(Vec<f32>, Vec<f32>)>::default,
+        |(products, minima), o, out| {
+            products.clear();
+            minima.clear();
+            weights.terms(o, |product, minimum| {
+                products.push(product as f32);
+                minima.push(minimum as f32);
+            });
+            let dots = rows.dots(products).zip(rows.dots(minima));
+            for (out, (products, minima)) in out.iter_mut().zip(dots) {
+                *out = T::from_f32(products + minima + bias.map_or(0.0, |b| b[o]));
+            }
+        },
+        |i, o, value| out.as_mut_slice()[i * weights.rows() + o] = value,
+    );
     Ok(out)
 }
 
