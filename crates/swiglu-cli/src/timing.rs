@@ -36,7 +36,7 @@ pub(crate) fn wall(
 
 /// A timed batch is long compared with the resolution of events and the start of a turn.
 const BATCH_US: f64 = 2_000.0;
-/// A pass has at least this many calls, so that starting a graph is a small part of each.
+/// A pass has at least this many calls or takes as long as a batch, so that starting a graph is a small part of each.
 const MIN_CALLS: usize = 8;
 /// Data in rotation on a device, in units of the second-level cache.
 const ROTATION: usize = 4;
@@ -75,11 +75,14 @@ impl<'a> Passes<'a> {
         graph: bool,
         enqueue: Enqueue<'a>,
     ) -> anyhow::Result<Self> {
-        let calls = MIN_CALLS.div_ceil(copies) * copies;
-        let mut passes = Self { graph: None, enqueue, stream, copies, calls, pass_us: 0.0 };
+        let mut passes = Self { graph: None, enqueue, stream, copies, calls: copies, pass_us: 0.0 };
         // Compiles, loads and allocates what a capture cannot.
         passes.pass()?;
         passes.stream.synchronize()?;
+        let once_us = passes.batches(1, 1)?[0] * copies as f64;
+        let batch = (BATCH_US / once_us.max(1.0)).ceil() as usize;
+        let calls = batch.clamp(1, MIN_CALLS.div_ceil(copies)) * copies;
+        passes.calls = calls;
         if graph {
             let Self { enqueue, stream, .. } = &mut passes;
             let every = || (0..calls).try_for_each(|call| enqueue(stream, call % copies));

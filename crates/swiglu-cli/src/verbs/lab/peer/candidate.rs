@@ -1,8 +1,8 @@
-//! Candidates of a plan as ways of a case: all that are prepared at a time compute over the same packed weights.
+//! Candidates of a plan as ways of a case: those of one layer compute over the same packed weights, whatever the number of tokens.
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
 use anyhow::{Context, bail};
 use serde::de::Error;
@@ -76,15 +76,30 @@ pub(super) fn find(cuda: &Cuda, case: &Case, which: Which) -> anyhow::Result<(Ca
     Ok((found, count))
 }
 
-/// The packed layers of the last case, as long as some way of it is prepared.
+/// The packed layers that the candidates of a layer's cases compute over, until a case of another layer is prepared.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shared(Rc<RefCell<Option<Known>>>);
 
-/// The case that they are of, and they.
-type Known = (String, Weak<dyn Any>);
+/// The layer that they are of, and they.
+type Known = (Layer, Rc<dyn Any>);
+
+/// A case with any number of tokens, and the seed of its data.
+type Layer = (Case, u64);
+
+fn layer_of(case: &Case, seed: u64) -> Layer {
+    (Case { m: 0, ..case.clone() }, seed)
+}
 
 impl Shared {
-    /// As many layers of the case as asked for: those that are there, or new ones.
+    /// Gives up the layers of other cases: what they occupy is for this one.
+    pub(super) fn make_room(&self, case: &Case, seed: u64) {
+        let mut known = self.0.borrow_mut();
+        if known.as_ref().is_some_and(|(layer, _)| *layer != layer_of(case, seed)) {
+            *known = None;
+        }
+    }
+
+    /// At least as many layers of the case as asked for: those that are there, or new ones.
     pub(super) fn layers<T: Element>(
         &self,
         cuda: &Cuda,
@@ -92,18 +107,19 @@ impl Shared {
         seed: u64,
         count: usize,
     ) -> anyhow::Result<Rc<Vec<ByCandidate<T>>>> {
-        let of = format!("{case} {seed} {count}");
-        let known = self.0.borrow().clone().filter(|(known, _)| *known == of);
-        let known = known.and_then(|(_, layers)| layers.upgrade()?.downcast().ok());
-        if let Some(known) = known {
+        self.make_room(case, seed);
+        let known = self.0.borrow().as_ref().map(|(_, layers)| layers.clone());
+        let known = known.and_then(|layers| layers.downcast::<Vec<ByCandidate<T>>>().ok());
+        if let Some(known) = known.filter(|known| known.len() >= count) {
             return Ok(known);
         }
+        // Too few make room, too.
+        *self.0.borrow_mut() = None;
         let weights = Dense::<T>::derive(case, seed)?;
         let params = weights.params();
         let layers = (0..count).map(|_| by_candidate(cuda, &params));
         let layers = Rc::new(layers.collect::<anyhow::Result<Vec<_>>>()?);
-        let any: Rc<dyn Any> = layers.clone();
-        *self.0.borrow_mut() = Some((of, Rc::downgrade(&any)));
+        *self.0.borrow_mut() = Some((layer_of(case, seed), layers.clone()));
         Ok(layers)
     }
 }

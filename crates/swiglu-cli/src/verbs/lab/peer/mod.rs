@@ -112,6 +112,7 @@ impl Peer {
     ) -> anyhow::Result<Reply> {
         // What an earlier case of this id held makes room first.
         self.jobs.remove(&id);
+        self.shared.make_room(case, seed);
         let reads = self.who == OwnPeer::Read;
         let unsupported = |reason: String| Ok(Reply::Unsupported { id, reason });
         if reads && !case.op.has_weights() {
