@@ -55,6 +55,9 @@ fn a_report_shows_a_run_with_its_ceilings_and_says_why_there_are_no_counters() {
     assert_eq!((&written["pages"], &written["index"]), (&0.into(), &serde_json::Value::Null));
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("lab report --measured") && text.contains("| not run |"), "{text}");
+    // What is no file is not waited for: standard output is a pipe here.
+    let piped = swiglu(&[&measured[..], &["/dev/stdout"]].concat());
+    assert!(piped.code == Some(0) && piped.stdout.starts_with(&text), "{piped:?}");
     // Without a name it lies beside the lab.
     assert_eq!(swiglu(&measured).code, Some(0));
     assert_eq!(fs::read_to_string(dir.path().join("MEASURED.md")).unwrap(), text);

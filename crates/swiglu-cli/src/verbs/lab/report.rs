@@ -57,9 +57,13 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
     expect_whole(&site)
 }
 
-/// Refuses to write over a document that somebody else wrote.
+/// Refuses to write over a document that somebody else wrote. What is no regular file is not read: a pipe that leads to
+/// whoever reads our output would be waited for without end.
 fn expect_ours(file: &Path) -> anyhow::Result<()> {
-    let there = std::fs::read(file).unwrap_or_default();
+    if !file.is_file() {
+        return Ok(());
+    }
+    let there = std::fs::read(file).with_context(|| format!("reading {}", file.display()))?;
     if there.is_empty() || Site::is_measured(&there) {
         return Ok(());
     }
