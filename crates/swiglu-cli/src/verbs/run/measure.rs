@@ -98,7 +98,11 @@ impl<'a> Measurement<'a> {
             }
             None => (1.0, problem.compulsory_bytes()),
         };
-        let decoded_because = storage.err().flatten();
+        let nobody_asked = self.args.backward && !self.args.decode_weights;
+        let decoded_because = storage.err().flatten().map(|why| match nobody_asked {
+            true => "quantised weights have no gradients".into(),
+            false => why,
+        });
         Ok(Report {
             device: self.device.name(),
             plan: plan.to_string(),
