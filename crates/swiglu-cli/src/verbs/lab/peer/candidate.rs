@@ -107,19 +107,19 @@ impl Shared {
         seed: u64,
         count: usize,
     ) -> anyhow::Result<Rc<Vec<ByCandidate<T>>>> {
-        self.make_room(case, seed);
-        let known = self.0.borrow().as_ref().map(|(_, layers)| layers.clone());
-        let known = known.and_then(|layers| layers.downcast::<Vec<ByCandidate<T>>>().ok());
+        let of = layer_of(case, seed);
+        let known = self.0.borrow().clone().filter(|(layer, _)| *layer == of);
+        let known = known.and_then(|(_, layers)| layers.downcast::<Vec<ByCandidate<T>>>().ok());
         if let Some(known) = known.filter(|known| known.len() >= count) {
             return Ok(known);
         }
-        // Too few make room, too.
+        // Others, or too few of these, make room.
         *self.0.borrow_mut() = None;
         let weights = Dense::<T>::derive(case, seed)?;
         let params = weights.params();
         let layers = (0..count).map(|_| by_candidate(cuda, &params));
         let layers = Rc::new(layers.collect::<anyhow::Result<Vec<_>>>()?);
-        *self.0.borrow_mut() = Some((layer_of(case, seed), layers.clone()));
+        *self.0.borrow_mut() = Some((of, layers.clone()));
         Ok(layers)
     }
 }

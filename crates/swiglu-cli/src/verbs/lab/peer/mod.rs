@@ -112,7 +112,6 @@ impl Peer {
     ) -> anyhow::Result<Reply> {
         // What an earlier case of this id held makes room first.
         self.jobs.remove(&id);
-        self.shared.make_room(case, seed);
         let reads = self.who == OwnPeer::Read;
         let unsupported = |reason: String| Ok(Reply::Unsupported { id, reason });
         if reads && !case.op.has_weights() {
@@ -131,6 +130,7 @@ impl Peer {
         let device = self.devices.open(case.device, &options)?;
         let mut asked = case.clone();
         asked.numerics.batch_invariant |= options.batch_invariant;
+        self.shared.make_room(&asked, seed);
         let order = Order { case: &asked, options, seed, copies, shared: self.shared.clone() };
         let prepared = match &device {
             _ if reads => cpu::read(&device, &order),
