@@ -5,8 +5,8 @@
 // time, about 2000 cycles per tile of 128 × 128.
 //
 // Compile-time, besides what sm90_gemm.cuh and gate.cuh name: BIAS; SAVE;
-// TENSOR_STORE 1 = output through the TMA, 0 = from registers, for a base or row stride that is not a multiple of 16
-// bytes; OUT_PANELS, panels of a consumer's results that shared memory holds at a time, a divisor of all.
+// TENSOR_STORE 1 = output through the TMA, 0 = a row of a panel by a warp, for a base or row stride that is not a multiple of
+// 16 bytes; OUT_PANELS, panels of a consumer's results that shared memory holds at a time, a divisor of all.
 //
 // Floors: 4·M·H·K FLOP at 4096 FLOP per cycle and SM, so a k-step of 64 in a 128 × 128 tile takes
 // 1024 cycles while the ring takes in 48 KiB, 48 B per cycle and SM from L2. The raster walks
@@ -56,7 +56,7 @@ class Gated {
   const int consumer;
 
  public:
-  static constexpr int kBytes = kTensorStore ? kConsumers * kConsumerOutBytes : 0, kBarriers = 0;
+  static constexpr int kBytes = kConsumers * kConsumerOutBytes, kBarriers = 0;
 
   INLINE static void initialise(const Sm90GatedGemmParams& p, u32) {
     if (!kTensorStore) return;
@@ -88,50 +88,16 @@ class Gated {
     }
   }
 
+  // Through shared memory: what is written are whole lines, clipped to the matrix.
   template <int WIDTH>
   INLINE void finish(const Sums<WIDTH>& d, Tile tile) const {
-    if constexpr (kTensorStore) {
-      store_tile<WIDTH>(d, tile);
-    } else {
-      store_elements<WIDTH>(d, tile);
-    }
-  }
-
-  INLINE void end() const {
-    if (kTensorStore && threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
-  }
-
- private:
-  // The pre-activations of the two adjacent columns at accumulator i, 8·(i/4) + 2·(lane % 4) and the next.
-  template <int WIDTH>
-  INLINE GateUpPair pre_activations(const float (&d)[WIDTH], int i, int column) const {
-    constexpr int kUp = WIDTH / 2;
-    if constexpr (kBeginsAtBiases) {
-      return {{pre_activation(d[i]), pre_activation(d[i + 1])},
-              {pre_activation(d[i + kUp]), pre_activation(d[i + 1 + kUp])}};
-    } else {
-      const BiasPair gate = load_biases(p.epilogue.gate_bias, column, p.operands.extents);
-      const BiasPair up = load_biases(p.epilogue.up_bias, column, p.operands.extents);
-      return {{pre_activation(d[i], gate.value[0]), pre_activation(d[i + 1], gate.value[1])},
-              {pre_activation(d[i + kUp], up.value[0]), pre_activation(d[i + 1 + kUp], up.value[1])}};
-    }
-  }
-
-  INLINE OutputPair activate(const GateUpPair& in) const {
-    return {gated(in.gate.value[0], in.up.value[0], p.epilogue.formula),
-            gated(in.gate.value[1], in.up.value[1], p.epilogue.formula)};
-  }
-
-  // Through shared memory and TMA: whole lines, clipped to the tensor.
-  template <int WIDTH>
-  INLINE void store_tile(const Sums<WIDTH>& d, Tile tile) const {
     const bool leader = threadIdx.x % 128 == 0;
     // Panel i of h, gate or up.
     const auto panel = [&](int result, int i) { return out + (result * kOutPanels + i) * kPanelBytes; };
 #pragma unroll
     for (int turn = 0; turn < WIDTH / kPanel; turn += kOutPanels) {
       // What was there before must have left the buffer.
-      if (leader) ptx::bulk_wait_read<0>();
+      if (kTensorStore && leader) ptx::bulk_wait_read<0>();
       consumer_barrier(consumer);
       // Columns outermost: rows share the biases of a column, and no others are kept.
 #pragma unroll
@@ -166,42 +132,69 @@ class Gated {
           }
         }
       }
-      ptx::fence_async_shared();
+      if constexpr (kTensorStore) ptx::fence_async_shared();
       consumer_barrier(consumer);
-      if (leader) {
-        const int row = consumer_row(tile, consumer);
+      if (kTensorStore && !leader) continue;
+      const int row = consumer_row(tile, consumer);
 #pragma unroll
-        for (int i = 0; i < kOutPanels; ++i) {
-          const int column = tile.column + (turn + i) * kPanel;
-          ptx::tensor_store(&p.out, panel(0, i), column, row);
-          if constexpr (kSave) {
-            ptx::tensor_store(&p.gate, panel(1, i), column, row);
-            ptx::tensor_store(&p.up, panel(2, i), column, row);
-          }
+      for (int i = 0; i < kOutPanels; ++i) {
+        const int column = tile.column + (turn + i) * kPanel;
+        write(p.out, panel(0, i), p.epilogue.h, p.epilogue.h_stride, row, column);
+        if constexpr (kSave) {
+          write(p.gate, panel(1, i), p.epilogue.gate, p.epilogue.gate_stride, row, column);
+          write(p.up, panel(2, i), p.epilogue.up, p.epilogue.up_stride, row, column);
         }
-        ptx::bulk_commit();
       }
+      if constexpr (kTensorStore) ptx::bulk_commit();
     }
   }
 
-  // Straight from registers.
+  INLINE void end() const {
+    if (kTensorStore && threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+  }
+
+ private:
+  // The pre-activations of the two adjacent columns at accumulator i, 8·(i/4) + 2·(lane % 4) and the next.
   template <int WIDTH>
-  INLINE void store_elements(const Sums<WIDTH>& d, Tile tile) const {
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-    const int first = consumer_row(tile, consumer) + warp * 16 + lane / 4;
-    const Extents& extents = p.operands.extents;
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; i += 2) {
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        const int row = first + b * 64 + i / 2 % 2 * 8;
-        const int column = tile.column + i / 4 * 8 + lane % 4 * 2;
-        const GateUpPair in = pre_activations(d[b], i, column);
-        if constexpr (kSave) {
-          store_pair(in.gate, p.epilogue.gate, p.epilogue.gate_stride, extents, row, column);
-          store_pair(in.up, p.epilogue.up, p.epilogue.up_stride, extents, row, column);
-        }
-        store_pair(activate(in), p.epilogue, extents, row, column);
+  INLINE GateUpPair pre_activations(const float (&d)[WIDTH], int i, int column) const {
+    constexpr int kUp = WIDTH / 2;
+    if constexpr (kBeginsAtBiases) {
+      return {{pre_activation(d[i]), pre_activation(d[i + 1])},
+              {pre_activation(d[i + kUp]), pre_activation(d[i + 1 + kUp])}};
+    } else {
+      const BiasPair gate = load_biases(p.epilogue.gate_bias, column, p.operands.extents);
+      const BiasPair up = load_biases(p.epilogue.up_bias, column, p.operands.extents);
+      return {{pre_activation(d[i], gate.value[0]), pre_activation(d[i + 1], gate.value[1])},
+              {pre_activation(d[i + kUp], up.value[0]), pre_activation(d[i + 1 + kUp], up.value[1])}};
+    }
+  }
+
+  INLINE OutputPair activate(const GateUpPair& in) const {
+    return {gated(in.gate.value[0], in.up.value[0], p.epilogue.formula),
+            gated(in.gate.value[1], in.up.value[1], p.epilogue.formula)};
+  }
+
+  // Writes a panel of this consumer's rows: through TMA by one thread, or two elements by each thread at a time, so that a
+  // warp writes lines that lie next to each other.
+  INLINE void write(const ptx::TensorMap& map, u32 panel, u64 matrix, i64 stride, int row, int column) const {
+    if constexpr (kTensorStore) {
+      ptx::tensor_store(&map, panel, column, row);
+      return;
+    }
+    constexpr int kPairs = kPanel / 2, kRows = 128 / kPairs;
+    const int thread = threadIdx.x % 128, pair = thread % kPairs;
+    const Extents& e = p.operands.extents;
+    const int left = e.features - column - 2 * pair;
+#pragma unroll 4
+    for (int r = thread / kPairs; r < kRowsPerConsumer; r += kRows) {
+      if (row + r >= e.m || left <= 0) break;
+      const u32 word = ptx::load_shared(panel + r * kPitch + swizzled_chunk(r, pair / 4) * 16 + pair % 4 * 4);
+      Element* const to = (Element*)matrix + (row + r) * stride + column + 2 * pair;
+      if (left > 1 && (u64)to % 4 == 0) {
+        *(u32*)to = word;
+      } else {
+        to[0] = (Element)word;
+        if (left > 1) to[1] = (Element)(word >> 16);
       }
     }
   }

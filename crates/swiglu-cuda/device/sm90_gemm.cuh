@@ -256,16 +256,19 @@ INLINE void consumer_barrier(int consumer) {
   }
 }
 
+// Where 16 bytes of a panel's row lie in it, in units of as many: the swizzle exchanges them by lines of 128 bytes.
+INLINE u32 swizzled_chunk(u32 row, u32 chunk) {
+  constexpr u32 kChunks = kPitch / 16;
+  return chunk % kChunks ^ (row * kPitch / 128 % kChunks);
+}
+
 // Where a thread of the consumer finds its four pairs of sums of 16 columns, j / 8 from the first on, in a panel of the
 // consumer's rows: the address that it gives to `store_matrix_x4` and `load_matrix_x4`. Matrices 0 and 2 are rows 0 to
 // 7 of its warp's sixteen, 1 and 3 rows 8 to 15. `block`: of 64 rows.
 INLINE u32 place_in_panel(u32 panel, int block, int j) {
-  constexpr u32 kChunks = kPitch / 16;
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const u32 row = block * 64 + warp * 16 + lane % 16;
-  const u32 chunk = j + lane / 16;         // of 16 bytes
-  const u32 line = row * kPitch / 128 % kChunks;  // the swizzle exchanges chunks by lines of 128 bytes
-  return panel + row * kPitch + ((chunk % kChunks ^ line) * 16);
+  return panel + row * kPitch + swizzled_chunk(row, j + lane / 16) * 16;
 }
 
 template <class Ring, class Epilogue>

@@ -144,9 +144,8 @@ impl Config {
         stages_beside(self.out_bytes(saves), self.columns()).min(most)
     }
 
-    fn shared_bytes(self, saves: bool, tensor_store: bool) -> usize {
-        let out = if tensor_store { self.out_bytes(saves) } else { 0 };
-        shared_bytes(self.stages(saves), self.columns(), out)
+    fn shared_bytes(self, saves: bool) -> usize {
+        shared_bytes(self.stages(saves), self.columns(), self.out_bytes(saves))
     }
 }
 
@@ -191,7 +190,7 @@ fn variant(tiles: Tiles, code: GateCode, layout: Layout, tensor_store: bool) -> 
         define("PING_PONG", config.ping_pong),
         define("STAGES", config.stages(saves)),
         define("TENSOR_STORE", tensor_store),
-        define("SHARED_BYTES", config.shared_bytes(saves, tensor_store)),
+        define("SHARED_BYTES", config.shared_bytes(saves)),
         define("TAIL_H", tiles.tail),
         define("OUT_PANELS", config.out_panels(saves)),
     ];
@@ -239,7 +238,7 @@ fn function(
     tensor_store: bool,
 ) -> Result<Function> {
     let variant = variant(tiles, code, layout, tensor_store);
-    let shared = tiles.config.shared_bytes(layout.saves, tensor_store);
+    let shared = tiles.config.shared_bytes(layout.saves);
     cuda.function(&variant, "sm90_gated_gemm", shared as u32)
 }
 
@@ -279,7 +278,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         up,
         epilogue: call.epilogue(),
     };
-    let shared = config.shared_bytes(layout.saves, tensor_store);
+    let shared = config.shared_bytes(layout.saves);
     let launch = persistent(cuda, tiles, config.cluster, shared);
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
     unsafe { enqueue(stream, &function, &launch, &params) }
@@ -340,8 +339,7 @@ mod tests {
         assert_eq!(Config::LESS.stages(false), 5);
         for config in Config::ALL {
             for saves in [false, true] {
-                let (used, stage) =
-                    (config.shared_bytes(saves, true), stage_bytes(config.columns()));
+                let (used, stage) = (config.shared_bytes(saves), stage_bytes(config.columns()));
                 assert!(used <= SHARED_LIMIT);
                 assert!(config.cuts() || used + stage > SHARED_LIMIT);
             }
