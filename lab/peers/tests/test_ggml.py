@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.client import CASE, SEED
 from common.problem import Case, Unsupported
-from ggml_peer import Copy, Weights
+from common.ggml_server import Copy, Weights
 
 
 class Library:
