@@ -28,7 +28,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<Isa>,
     /// CPU: threads that take part in one call [default: one per processor]
-    #[arg(long, value_name = "N", value_parser = whole(1..=usize::MAX))]
+    #[arg(long, value_name = "N", value_parser = whole(0..=usize::MAX))]
     pub(crate) threads: Option<usize>,
     /// CUDA: let f32 products round their inputs to TF32, 11 significant bits
     #[arg(long)]

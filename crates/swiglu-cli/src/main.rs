@@ -1,8 +1,8 @@
 //! The `swiglu` command.
 //!
 //! Exit codes: 0 done, 1 a check failed, a result is outside its tolerance or a peer broke, 2 bad input or
-//! usage, 75 a run of the lab has stopped early or goes on elsewhere, or noise hides its verdict. Results go to standard
-//! output, everything else to standard error; with `--json` an error is one line of it,
+//! usage, 75 a run of the lab has stopped early or goes on elsewhere, or noise hides its verdict, 130 interrupted. Results
+//! go to standard output, everything else to standard error; with `--json` an error is one line of it,
 //! `{"error": {"message": "…"}}`.
 
 mod args;
@@ -22,7 +22,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::{Arg, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use serde_json::json;
@@ -41,7 +41,7 @@ Environment:
   SWIGLU_LAB_EXECUTOR         What the script of a job tells the run that it starts
 
 Exit codes: 0 done, 1 a check failed, a result is wrong or a peer broke, 2 bad input or usage, 75 a run \
-of the lab stopped early or goes on elsewhere, or noise hides its verdict";
+of the lab stopped early or goes on elsewhere, or noise hides its verdict, 130 interrupted";
 
 /// Fused SwiGLU and every other gated linear unit: run, check, benchmark and explain them.
 ///
@@ -119,6 +119,7 @@ fn main() -> ExitCode {
             let result = cli.verb.execute(&mut terminal);
             (terminal.json, result.and_then(|verdict| Ok(terminal.flush().map(|()| verdict)?)))
         }
+        Err(usage) if usage.use_stderr() && asks_for_json() => (true, Err(anyhow!(bare(&usage)))),
         Err(usage) if usage.use_stderr() => usage.exit(),
         Err(help) => (false, print(&help)),
     };
@@ -144,6 +145,18 @@ fn main() -> ExitCode {
 
 fn parse(words: impl IntoIterator<Item: Into<OsString> + Clone>) -> clap::error::Result<Cli> {
     Cli::from_arg_matches(&numbers_may_be_negative(Cli::command()).try_get_matches_from(words)?)
+}
+
+/// Whether `--json` is among the words, of which clap has made nothing.
+fn asks_for_json() -> bool {
+    env::args_os().skip(1).take_while(|word| word != "--").any(|word| word == "--json")
+}
+
+/// What clap says, without what is for a terminal.
+fn bare(usage: &clap::Error) -> String {
+    let text = usage.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    text.split("\n\nFor more information").next().unwrap_or(text).trim().to_owned()
 }
 
 /// Behind an option `-1` is a value, which whoever reads it refuses, and no option.

@@ -158,6 +158,13 @@ fn broken_definitions_and_names_are_refused() {
     run("tiny", "r1").refused(&["tiny.toml:22:8", "`hot` or `cold`"]);
     run("other", "r1").refused(&["experiment `other`: expected one of", "tiny"]);
     fs::write(Path::new(&lab).join("experiments/tiny.toml"), tiny()).unwrap();
+    // One that is no text hides none of the others.
+    let no_text = Path::new(&lab).join("experiments/no-text.toml");
+    fs::write(&no_text, [0xff]).unwrap();
+    let listed = swiglu(&["lab", "list", "--lab", &lab]);
+    assert!(listed.stdout.contains("tiny"), "{listed:?}");
+    assert!(listed.code == Some(2) && listed.stderr.contains("no-text.toml:1:1"), "{listed:?}");
+    fs::remove_file(no_text).unwrap();
     run("tiny", "../r1").refused(&["run id `../r1`"]);
     let as_json = ["lab", "run", "other", "--lab", &lab, "--run-id", "r1", "--json"];
     assert!(swiglu(&as_json).refused_as_json().contains("experiment `other`: expected one of"));

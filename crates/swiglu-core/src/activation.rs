@@ -367,7 +367,15 @@ impl FromStr for Activation {
         let [mut beta, mut limit, mut behind, mut offset] = [None; 4];
         for pair in parameters.split(',').filter(|p| !p.trim().is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(unknown)?;
-            let value: f32 = value.trim().parse().map_err(|_| unknown())?;
+            let text = value.trim();
+            let value: f32 = text.parse().map_err(|_| unknown())?;
+            if value.is_infinite() && text.contains(|c: char| c.is_ascii_digit()) {
+                return Err(Error::OutOfRange {
+                    what: "activation parameter",
+                    given: pair.trim().to_owned(),
+                    expected: format!("a number of at most {:e}, as f32 holds", f32::MAX),
+                });
+            }
             let given = match (key.trim(), base.gate) {
                 ("beta" | "alpha", GateFn::Silu { .. }) => &mut beta,
                 ("offset", _) => &mut offset,

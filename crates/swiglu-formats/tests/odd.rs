@@ -253,6 +253,7 @@ fn versions_that_are_not_read_say_what_to_do() {
     for (version, parts) in [
         (1, &["2 or 3", "convert the model again"][..]),
         (4, &["2 or 3", "newer than this program"]),
+        (4000, &["2 or 3", "damaged"]),
         (3u32.swap_bytes(), &["big-endian", "gguf-convert-endian"]),
         (2u32.swap_bytes(), &["big-endian"]),
     ] {

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use crate::error::{LabError, Result};
+use crate::error::Result;
 use crate::files::{entries, file_name, file_stem};
-use crate::place::Place;
+use crate::place::{Place, text_of};
 use crate::text::named;
 use crate::verdict::{Verdict, VerdictState};
 
@@ -62,9 +62,9 @@ impl Decision {
     /// Reads one decision.
     ///
     /// # Errors
-    /// [`LabError::Definition`] with line and column, [`LabError::Io`].
+    /// [`LabError::Definition`](crate::LabError::Definition) with line and column, [`LabError::Io`](crate::LabError::Io).
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(LabError::io("read", path))?;
+        let text = text_of(path)?;
         Self::parse(&text, path)
     }
 
@@ -72,7 +72,7 @@ impl Decision {
     /// no directory. A broken one does not hide the others.
     ///
     /// # Errors
-    /// [`LabError::Io`] if the directory cannot be read.
+    /// [`LabError::Io`](crate::LabError::Io) if the directory cannot be read.
     pub fn read_dir(dir: &Path) -> Result<Vec<Result<Self>>> {
         let mut paths = entries(dir)?;
         paths.retain(|path| {
@@ -85,7 +85,7 @@ impl Decision {
     /// Reads a decision from text; `path` names it in errors and fixes its id.
     ///
     /// # Errors
-    /// [`LabError::Definition`].
+    /// [`LabError::Definition`](crate::LabError::Definition).
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         let whole = Place::new(text, path);
         let expected = "expected front matter: a line +++, TOML, a line +++";

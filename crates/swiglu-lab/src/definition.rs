@@ -9,6 +9,7 @@ use swiglu_core::Numerics;
 use crate::case::{Case, DeviceKind};
 use crate::error::{LabError, Result};
 use crate::files::{entries, file_stem};
+use crate::place::text_of;
 use crate::record::content_hash;
 use crate::text::{self, named};
 
@@ -166,7 +167,7 @@ impl Experiment {
     /// # Errors
     /// [`LabError::Definition`] with line and column, [`LabError::Io`] if it cannot be read.
     pub fn read(path: &Path) -> Result<Self> {
-        let source = std::fs::read_to_string(path).map_err(LabError::io("read", path))?;
+        let source = text_of(path)?;
         Self::parse(&source, path)
     }
 

@@ -15,6 +15,21 @@ pub(crate) struct Place<'a> {
     pub(crate) path: &'a Path,
 }
 
+/// The text of a file.
+///
+/// # Errors
+/// [`LabError::Io`], and [`LabError::Definition`] at the first byte that is not UTF-8.
+pub(crate) fn text_of(path: &Path) -> Result<String> {
+    let bytes = std::fs::read(path).map_err(LabError::io("read", path))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let (text, bytes) = error.as_bytes().split_at(error.utf8_error().valid_up_to());
+        let before = String::from_utf8_lossy(text);
+        let byte = bytes.first().copied().unwrap_or_default();
+        let message = format!("the byte 0x{byte:02x} is no UTF-8: expected a text in UTF-8");
+        Place::new(&before, path).at(before.len()..before.len(), message)
+    })
+}
+
 impl<'a> Place<'a> {
     pub(crate) fn new(source: &'a str, path: &'a Path) -> Self {
         Self { source, path }

@@ -227,6 +227,15 @@ fn a_script_is_no_document() {
     assert!(message.contains("leave the option out"), "{message}");
 }
 
+/// Also where it is the options that are not understood; behind `--` it is a name like any other.
+#[test]
+fn a_line_that_is_not_understood_is_refused_as_a_document() {
+    let message = swiglu(&["run", "--seconds", "x", "--json"]).refused_as_json();
+    assert!(message.starts_with("invalid value 'x' for '--seconds <S>'"), "{message}");
+    assert!(!message.contains("--help"), "{message}");
+    swiglu(&["run", "--nonsense", "--", "--json"]).refused(&["--nonsense"]);
+}
+
 #[test]
 fn a_square_packed_layer_is_not_guessed() {
     let files = Files::new();

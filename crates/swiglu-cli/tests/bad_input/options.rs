@@ -48,6 +48,8 @@ fn numbers_out_of_range() {
     run(&["--weights", STORIES, "--layer", "7"]).refused(&["layer 7", "0"]);
     run(&["--weights", STORIES, "--expert", "1"]).refused(&["expert"]);
     run(&["--activation", "swiglu(beta=nan)"]).refused(&["NaN", "finite"]);
+    run(&["--activation", "swiglu(beta=1e300)"]).refused(&["beta=1e300", "3.4028235e38"]);
+    run(&["--threads", "0"]).refused(&["threads = 0", "expected 1 to", "processors"]);
     // One parser, which says the range.
     let gate = ["lab", "gate", "e", "--tolerance"];
     let build = ["kernels", "build", "--arch", "sm_80", "--out", "o", "--shape", "8,8", "--sms"];
@@ -58,7 +60,7 @@ fn numbers_out_of_range() {
         (&of_run("--layer"), "whole number from 0 to "),
         (&of_run("--expert"), "whole number from 0 to "),
         (&of_run("--rescale"), "whole number from -64 to 64"),
-        (&of_run("--threads"), "whole number from 1 to "),
+        (&of_run("--threads"), "whole number from 0 to "),
         (&of_run("--seconds"), "number from 0 to 3600"),
         (&["check", "--seed"], "whole number from 0 to "),
         (&["lab", "run", "e", "--preparations"], "whole number from 2 to 5"),

@@ -33,13 +33,17 @@ impl<'a> Cursor<'a> {
         let available = (self.bytes.len() - self.at) as u64;
         match count.checked_mul(least) {
             Some(needed) if needed <= available => Ok(()),
-            needed => Err(FormatError::Truncated {
+            Some(needed) => Err(FormatError::Truncated {
                 path: self.path.to_owned(),
                 what: if count == 1 { what.to_owned() } else { format!("{count} {what}") },
                 offset: self.offset(),
-                needed: needed.unwrap_or(u64::MAX),
+                needed,
                 available,
             }),
+            None => {
+                let expected = format!("at most {}, of which there is room", available / least);
+                Err(FormatError::malformed(self.path, self.offset(), what, expected, count))
+            }
         }
     }
 

@@ -1,10 +1,11 @@
 //! Metadata: key-value pairs of thirteen types.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 use super::cursor::Cursor;
-use crate::error::{FormatError, Result};
+use crate::error::{FormatError, Result, clip};
 
 /// Arrays of arrays are legal; nobody nests them deeper than this.
 const MAX_DEPTH: usize = 8;
@@ -34,6 +35,19 @@ pub enum Value {
         /// The numbers or booleans, where there are at most [`MAX_ITEMS`].
         items: Option<Vec<Value>>,
     },
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Uint(v) => v.fmt(f),
+            Value::Int(v) => v.fmt(f),
+            Value::Float(v) => v.fmt(f),
+            Value::Bool(v) => v.fmt(f),
+            Value::String(v) => write!(f, "the text {:?}", clip(v, 60)),
+            Value::Array { len, .. } => write!(f, "an array of {len}"),
+        }
+    }
 }
 
 impl Value {

@@ -21,6 +21,8 @@ pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
 /// The shortest tensor header: an empty name, one dimension.
 const LEAST_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
 const DEFAULT_ALIGNMENT: u64 = 32;
+/// A higher version is no version.
+const MAX_VERSION: u32 = 99;
 
 /// A parsed file: the tensors borrow its bytes.
 #[derive(Debug, Clone)]
@@ -127,7 +129,10 @@ fn read_version(cursor: &mut Cursor<'_>, path: &Path) -> Result<u32> {
         (0 | 1, _) => {
             format!("{version}, of early 2023; convert the model again with a current llama.cpp")
         }
-        _ => format!("{version}, which is newer than this program; write it as version 3"),
+        (4..=MAX_VERSION, _) => {
+            format!("{version}, which is newer than this program; write it as version 3")
+        }
+        _ => format!("{version}, which no file has: it is damaged"),
     };
     Err(FormatError::malformed(path, 4, "version", "2 or 3", given))
 }
@@ -142,7 +147,7 @@ fn read_alignment(metadata: &BTreeMap<String, Value>, path: &Path) -> Result<u64
             0,
             "general.alignment",
             "a power of two below 2^32",
-            format!("{value:?}"),
+            value,
         )),
     }
 }
@@ -226,17 +231,22 @@ impl Header {
         let (Some(len), true) = (self.len, self.len != Some(0)) else {
             return Ok(self.tensor(Bytes::from(Vec::new())));
         };
-        let begin = start.checked_add(self.offset);
-        let end = begin.and_then(|b| b.checked_add(len));
-        let range = begin.zip(end).and_then(|(b, e)| Some(b.try_into().ok()?..e.try_into().ok()?));
+        let what = || format!("data of {}", clip(&self.name, 100));
+        let Some(begin) = start.checked_add(self.offset) else {
+            let expected = format!("within the file's {} bytes", bytes.len());
+            let given = format!("at offset {}", self.offset);
+            return Err(FormatError::malformed(path, start, what(), expected, given));
+        };
+        let end = begin.checked_add(len);
+        let range = end.and_then(|end| Some(begin.try_into().ok()?..end.try_into().ok()?));
         match range.and_then(|range| bytes.slice(range)) {
             Some(data) => Ok(self.tensor(data)),
             None => Err(FormatError::Truncated {
                 path: path.to_owned(),
-                what: format!("data of {}", clip(&self.name, 100)),
-                offset: begin.unwrap_or(u64::MAX),
+                what: what(),
+                offset: begin,
                 needed: len,
-                available: (bytes.len() as u64).saturating_sub(begin.unwrap_or(u64::MAX)),
+                available: (bytes.len() as u64).saturating_sub(begin),
             }),
         }
     }

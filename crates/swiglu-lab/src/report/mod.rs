@@ -108,7 +108,10 @@ impl Site {
                     site.experiments.push(entry);
                 }
                 Err(error) => {
-                    let LabError::Definition { path, .. } = &error else { return Err(error) };
+                    let (LabError::Definition { path, .. } | LabError::Io { path, .. }) = &error
+                    else {
+                        return Err(error);
+                    };
                     // Its records are not strange for that.
                     ids.push(file_stem(path));
                     site.broken.push(error.to_string());
@@ -117,7 +120,9 @@ impl Site {
         }
         for decision in Decision::read_dir(&lab.join("decisions"))? {
             match decision {
-                Err(error @ LabError::Definition { .. }) => site.broken.push(error.to_string()),
+                Err(error @ (LabError::Definition { .. } | LabError::Io { .. })) => {
+                    site.broken.push(error.to_string());
+                }
                 decision => site.decisions.push(decision?),
             }
         }

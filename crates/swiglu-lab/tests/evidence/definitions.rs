@@ -207,11 +207,14 @@ fn a_directory_is_read_whole_and_unknown_ids_list_the_known() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("made-up.toml"), DEFINITION).unwrap();
     std::fs::write(dir.path().join("broken.toml"), "schema = 1\n").unwrap();
+    std::fs::write(dir.path().join("no-text.toml"), b"schema = 2\nid = \"\xff\"\n").unwrap();
     std::fs::write(dir.path().join("notes.md"), "").unwrap();
     let all = Experiment::read_dir(dir.path()).unwrap();
-    assert_eq!(all.iter().map(|e| e.is_ok()).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(all.iter().map(|e| e.is_ok()).collect::<Vec<_>>(), [false, true, false]);
+    let no_text = all[2].as_ref().unwrap_err().to_string();
+    assert!(no_text.contains("no-text.toml:2:7: the byte 0xff"), "{no_text}");
     assert_eq!(Experiment::find(dir.path(), "made-up").unwrap().id, "made-up");
     let unknown = Experiment::find(dir.path(), "none").unwrap_err().to_string();
-    assert!(unknown.contains("broken, made-up"), "{unknown}");
+    assert!(unknown.contains("broken, made-up, no-text"), "{unknown}");
     assert!(Experiment::read_dir(&dir.path().join("none")).is_err());
 }

@@ -79,7 +79,7 @@ fn table_of(entries: &[Entry], terminal: &mut Terminal) -> anyhow::Result<()> {
             })
         })
         .text("machine", |r| r.verdict.decisive().map_or(&r.verdict.headline, |d| &d.machine))
-        .number("age", |r| or_dash(r.age()))
+        .number("commits since", |r| or_dash(r.age()))
         .print(terminal)
 }
 
