@@ -50,7 +50,8 @@ impl<O: Element> Rows<O> {
     pub(crate) unsafe fn write<S: Simd>(&self, r: usize, col: usize, v: S::V) {
         // SAFETY: as the caller promises; the partial copy stops at the last column.
         unsafe {
-            let p = self.first.add(r * self.stride + col);
+            // The panel's second vector may begin behind the last row.
+            let p = self.first.wrapping_add(r * self.stride + col);
             if col + S::LANES <= self.cols {
                 S::store::<O>(p, v);
             } else if col < self.cols {

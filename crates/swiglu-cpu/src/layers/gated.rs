@@ -1,8 +1,8 @@
 //! The gated linear layer.
 
 use swiglu_core::{
-    Activation, Element, GateUpRef, GatedLinearParams, Half, MatrixMut, MatrixRef, Numerics, Path,
-    Plan, Problem, QuantizedGatedLinearParams, Result, Rounding, RowSteps,
+    Activation, Element, Error, GateUpRef, GatedLinearParams, Half, MatrixMut, MatrixRef, Numerics,
+    Path, Plan, Problem, QuantizedGatedLinearParams, Result, Rounding, RowSteps,
 };
 
 use super::linear::Linear;
@@ -38,6 +38,8 @@ pub struct GatedLinear<T> {
     pub(super) problem: Problem,
     pub(super) kernel: GatedKernel<T>,
     pub(super) training: Option<Training<T>>,
+    /// Whether an update has failed, and weights are missing.
+    pub(super) lost: bool,
 }
 
 impl<T: Element> GatedLinear<T> {
@@ -108,7 +110,7 @@ impl<T: Element> GatedLinear<T> {
         if is_unfused && problem.numerics.rounding == Rounding::Fused {
             problem.numerics.rounding = Rounding::PreRound;
         }
-        Self { cpu: cpu.clone(), problem, kernel, training: None }
+        Self { cpu: cpu.clone(), problem, kernel, training: None, lost: false }
     }
 
     /// Packs quantised weights as they are: their bits stay, in the order of the fused kernel. x and
@@ -170,7 +172,18 @@ impl<T: Element> GatedLinear<T> {
         self.cpu.plan(self.problem.with_m(m), self.path())
     }
 
+    pub(super) fn expect_weights(&self) -> Result<()> {
+        match self.lost {
+            false => Ok(()),
+            true => Err(Error::Unsupported {
+                what: "a call of a layer whose update has failed".into(),
+                why: "there was no memory for its weights; make another layer".into(),
+            }),
+        }
+    }
+
     fn check(&self, x: MatrixRef<'_, T>, out: &MatrixMut<'_, T>) -> Result<()> {
+        self.expect_weights()?;
         x.expect_shape("x", [x.rows(), self.hidden()])?;
         out.expect_shape("output", [x.rows(), self.intermediate()])
     }

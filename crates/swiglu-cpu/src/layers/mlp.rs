@@ -161,6 +161,7 @@ impl<T: Element> Mlp<T> {
     }
 
     pub(super) fn check(&self, x: MatrixRef<'_, T>, out: [usize; 2]) -> Result<()> {
+        self.gated.expect_weights()?;
         let expected = [x.rows(), self.problem.hidden];
         x.expect_shape("x", expected)?;
         match out == expected {

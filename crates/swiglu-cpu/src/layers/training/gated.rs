@@ -55,11 +55,12 @@ impl<T: Element> GatedLinear<T> {
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a layer of another problem, or one that was not made by [`Self::for_training`];
-    /// [`Error::OutOfMemory`], after which the layer has no weights any more.
+    /// [`Error::OutOfMemory`], after which the layer has no weights any more: calls are refused.
     pub fn update(&mut self, params: &GatedLinearParams<'_, T>) -> Result<()> {
         params.validate()?;
         self.expect_same(&params.problem(0))?;
-        let training = self.training.as_mut().ok_or_else(not_for_training)?;
+        let mut training = self.training.take().ok_or_else(not_for_training)?;
+        self.lost = true;
         let (policy, memory) = (training.policy, training.take_memory());
         let training = Training::new(&self.cpu, memory, params, policy)?;
         let forward = match &mut self.kernel {
@@ -218,7 +219,6 @@ impl<T: Element> GatedLinear<T> {
         f: impl FnOnce(MatrixRef<'_, T>, MatrixMut<'_, T>) -> Result<R>,
     ) -> Result<R> {
         let (m, h) = (saved.tokens(), self.intermediate());
-        let kept = saved.rows();
         if saved.policy == SavePolicy::Save {
             let (x, memory) = saved.parts();
             return f(x, matrix_in(memory, m, 2 * h)?);
@@ -226,7 +226,8 @@ impl<T: Element> GatedLinear<T> {
         cpu.workspaces().with(matrix_bytes::<T>(m, 2 * h), |memory| {
             let mut gate_up = matrix_in::<T>(memory, m, 2 * h)?;
             let [gate, up] = halves(gate_up.as_mut_slice().as_mut_ptr(), h);
-            let (x, _) = saved.parts();
+            let kept = saved.rows();
+            let x = saved.x();
             match (kept.gate, trained(self.training.as_ref())?.up.as_ref()) {
                 (Some(kept), Some(linear)) => {
                     // SAFETY: the layer kept m rows, and nothing else uses either of these here.

@@ -59,8 +59,8 @@ impl<T: Element> Mlp<T> {
     pub fn update(&mut self, params: &MlpParams<'_, T>) -> Result<()> {
         params.validate()?;
         params.rows.steps.expect_none("in backward passes", "make another layer")?;
-        let MlpTraining { dh, down_orientation } =
-            self.training.as_mut().ok_or_else(not_for_training)?;
+        let MlpTraining { down_orientation, .. } =
+            self.training.as_ref().ok_or_else(not_for_training)?;
         if *down_orientation != params.down_orientation {
             return Err(Error::Unsupported {
                 what: format!("an update by a down weight that lies {}", params.down_orientation),
@@ -68,8 +68,10 @@ impl<T: Element> Mlp<T> {
             });
         }
         self.gated.update(&params.gated)?;
+        let mut training = self.training.take().ok_or_else(not_for_training)?;
+        self.gated.lost = true;
         let cpu = &self.gated.cpu;
-        let training = MlpTraining::new(cpu, dh.take_memory(), params)?;
+        let training = MlpTraining::new(cpu, training.dh.take_memory(), params)?;
         let part = Part {
             inputs: params.gated.weights.intermediate(),
             orientation: params.down_orientation,
@@ -79,6 +81,7 @@ impl<T: Element> Mlp<T> {
         let memory = self.down.take_memory();
         self.down = Linear::of_parts(cpu, memory, outputs, &[part], params.down_bias)?;
         self.training = Some(training);
+        self.gated.lost = false;
         Ok(())
     }
 
@@ -115,8 +118,8 @@ impl<T: Element> Mlp<T> {
         mut out: MatrixMut<'_, T>,
         options: &CallOptions,
     ) -> Result<Saved<'x, T>> {
-        let policy = trained(self.gated.training.as_ref())?.policy;
         self.check(x, out.shape())?;
+        let policy = trained(self.gated.training.as_ref())?.policy;
         let mut saved = Saved::new(&self.gated.cpu, self.problem, policy, x)?;
         let kept = saved.rows();
         self.forward_to(x, &Stored(out_rows(&mut out)), options, kept)?;
@@ -222,5 +225,37 @@ impl<T: Element> Mlp<T> {
             self.gated.differentiate(cpu, of, m, Some(values.as_ref()));
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use swiglu_core::conformance::{Case, Parameters};
+    use swiglu_core::{DType, Matrix, Op};
+
+    use super::*;
+    use crate::cpu::CpuOptions;
+
+    /// As an update leaves it for which there was no memory: nothing is said to be computed that was not.
+    #[test]
+    fn a_block_without_weights_computes_nothing() {
+        let case = Case::new(Op::Mlp, [2, 8, 16], DType::F32);
+        let parameters = Parameters::<f32>::new(&case).unwrap();
+        let cpu = Cpu::new(&CpuOptions::default()).unwrap();
+        let mut layer = Mlp::for_training(&cpu, &parameters.mlp(), SavePolicy::Save).unwrap();
+        let x = Matrix::<f32>::zeros(2, 8).unwrap();
+        let mut y = Matrix::<f32>::zeros(2, 8).unwrap();
+        layer.forward(x.view(), y.view_mut()).unwrap();
+        layer.gated.lost = true;
+        layer.gated.training = None;
+        let options = CallOptions::default();
+        let refused = [
+            layer.forward(x.view(), y.view_mut()).unwrap_err(),
+            layer.forward_train(x.view(), y.view_mut(), &options).map(drop).unwrap_err(),
+            layer.gated.forward(x.view(), Matrix::zeros(2, 16).unwrap().view_mut()).unwrap_err(),
+        ];
+        for error in refused {
+            assert!(error.to_string().contains("make another layer"), "{error}");
+        }
     }
 }

@@ -77,6 +77,10 @@ impl<'x, T: Element> Saved<'x, T> {
         }
     }
 
+    pub(super) fn x(&self) -> MatrixRef<'_, T> {
+        self.x.view()
+    }
+
     /// x, and the memory of what is kept.
     pub(super) fn parts(&mut self) -> (MatrixRef<'_, T>, &mut [u8]) {
         (self.x.view(), self.kept.memory.as_mut_slice())
