@@ -6,7 +6,7 @@
 use crate::common::{self, device, has_gpu};
 use swiglu_core::{
     Activation, DType, Element, GateUpWeights, GatedLinearParams, Matrix, MatrixRef, MlpParams,
-    Numerics, Orientation, random,
+    Numerics, Op, Orientation, Problem, random,
 };
 use swiglu_cuda::{
     Cuda, CudaError, DeviceBuffer, DeviceGateUp, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
@@ -383,6 +383,70 @@ fn a_guard_dropped_in_a_capture_ends_the_borrow() {
         .unwrap();
     let error = clone.synchronize().unwrap_err();
     assert!(error.to_string().contains("borrow it again"), "{error}");
+}
+
+/// What another thread enqueues on a stream that is captured would become part of the graph, and not be done.
+#[test]
+fn a_call_of_another_thread_in_a_capture_is_refused() {
+    let Some(cuda) = device() else { return };
+    let (layer, x, stream) = (layer::<f32>(&cuda, 1), input::<f32>(3), cuda.new_stream().unwrap());
+    let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+    let mut out = DeviceMatrix::new(&stream, 3, H).unwrap();
+    layer.reserve(&stream, 3).unwrap();
+    let other = cuda.new_stream().unwrap();
+    let graph = stream.capture(|| {
+        let call = |on: &Stream| {
+            let mut out = DeviceMatrix::new(&other, 3, H)?;
+            layer.forward(on, x.view(), out.view_mut())
+        };
+        std::thread::scope(|scope| {
+            let refused = scope.spawn(|| call(&stream)).join().unwrap().unwrap_err();
+            assert!(matches!(refused, CudaError::Capture { .. }), "{refused}");
+            assert!(refused.to_string().contains("another thread"), "{refused}");
+            // On another stream it is as always.
+            scope.spawn(|| call(&other)).join().unwrap().unwrap();
+        });
+        layer.forward(&stream, x.view(), out.view_mut())
+    });
+    // SAFETY: what the graph uses lives until its work is done.
+    unsafe { graph.unwrap().launch(&stream) }.unwrap();
+    let mut expected = DeviceMatrix::new(&stream, 3, H).unwrap();
+    layer.forward(&stream, x.view(), expected.view_mut()).unwrap();
+    same(
+        out.to_host().unwrap().view(),
+        expected.to_host().unwrap().view(),
+        "the capturing thread's call",
+    );
+}
+
+/// A tuner that asked for one kernel is not given another's time.
+#[test]
+fn a_candidate_that_does_not_take_the_rows_of_x_is_refused() {
+    let Some(cuda) = device() else { return };
+    let stream = cuda.stream();
+    let layer = layer::<half::bf16>(&cuda, 1);
+    let x = DeviceBuffer::from_host(&stream, &[half::bf16::ONE; 3 * (K + 1)]).unwrap();
+    let x = DeviceMatrixRef::with_stride(&x, 3, K, K + 1).unwrap();
+    let mut out = DeviceMatrix::new(&stream, 3, H).unwrap();
+    let problem = Problem::new(Op::GatedLinear, 3, K, H, DType::Bf16, Activation::SWIGLU);
+    let problem = problem.with_numerics(Numerics::default_for(DType::Bf16));
+    let candidates = cuda.candidates(&problem, None);
+    let computes = candidates.iter().filter(|c| c.refusal.is_none());
+    let (mut taken, mut refused) = (0, 0);
+    for candidate in computes {
+        match layer.forward_by(&stream, candidate, x, out.view_mut()) {
+            Ok(()) => taken += 1,
+            Err(CudaError::Unsupported { what, why }) => {
+                assert!(what == candidate.name && why.contains("TMA"), "{what}: {why}");
+                refused += 1;
+            }
+            Err(error) => panic!("{candidate}: {error}"),
+        }
+    }
+    assert!(taken > 0, "{candidates:?}");
+    if cuda.arch() == swiglu_cuda::Arch::Sm90a {
+        assert!(refused > 0, "{candidates:?}");
+    }
 }
 
 #[test]

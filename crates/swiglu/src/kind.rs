@@ -144,8 +144,8 @@ impl Layer<GatedLinearKind> {
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a
     /// [`DeviceMatrix`](crate::cuda::DeviceMatrix) is kept. The kernel in front of a call on its stream does not write the
-    /// weights if it is one of this crate's, or lets a programmatic dependent begin in another way, and no other thread
-    /// enqueues a write to them while a call, or a launch of its graph, is being enqueued.
+    /// weights if it is one of this crate's, or lets a programmatic dependent begin in another way, nor, where it is one of a
+    /// layer with quantised weights, does the kernel in front of that layer; and no other thread enqueues a write to them while a call, or a launch of its graph, is being enqueued.
     #[cfg(feature = "cuda")]
     pub unsafe fn from_device<T: Element>(
         cuda: &crate::cuda::Cuda,
@@ -247,8 +247,8 @@ impl Layer<MlpKind> {
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a
     /// [`DeviceMatrix`](crate::cuda::DeviceMatrix) is kept. The kernel in front of a call on its stream does not write the
-    /// weights if it is one of this crate's, or lets a programmatic dependent begin in another way, and no other thread
-    /// enqueues a write to them while a call, or a launch of its graph, is being enqueued.
+    /// weights if it is one of this crate's, or lets a programmatic dependent begin in another way, nor, where it is one of a
+    /// layer with quantised weights, does the kernel in front of that layer; and no other thread enqueues a write to them while a call, or a launch of its graph, is being enqueued.
     #[cfg(feature = "cuda")]
     pub unsafe fn from_device<T: Element>(
         cuda: &crate::cuda::Cuda,

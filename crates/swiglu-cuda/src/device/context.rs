@@ -74,15 +74,15 @@ impl Context {
         Ok(Self { driver, ordinal, retained, leftovers, turns })
     }
 
-    /// Makes the context current on this thread.
-    ///
-    /// # Errors
-    /// [`CudaError::Forked`] in a process that was forked off; what the driver reports.
     /// Whether it is current on this thread.
     pub(crate) fn is_current(&self) -> bool {
         self.retained.is_current()
     }
 
+    /// Makes the context current on this thread.
+    ///
+    /// # Errors
+    /// [`CudaError::Forked`] in a process that was forked off; what the driver reports.
     pub(crate) fn bind(&self) -> Result<()> {
         self.retained.bind()
     }

@@ -15,7 +15,6 @@ use crate::device::memory::{
     Access, Allocation, DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
 };
 use crate::device::raw_event::RawEvent;
-use crate::device::raw_stream::CaptureLog;
 use crate::device::stream::Stream;
 
 impl Stream {
@@ -109,7 +108,7 @@ impl<'a> Capture<'a> {
         let ended = bound.and_then(|()| unsafe {
             cu!(cuda.driver(), cuStreamEndCapture(raw_stream.handle(), &mut raw))
         });
-        let CaptureLog { uses, .. } = raw_stream.end_log();
+        let uses = raw_stream.end_log().map(|log| log.uses).unwrap_or_default();
         ended?;
         let template = Template { raw, context: cuda.context().clone() };
         let mut raw: CUgraphExec = std::ptr::null_mut();

@@ -37,14 +37,19 @@ enum Phase {
 }
 
 /// The memory that the calls of a capture use.
-#[derive(Default)]
 pub(crate) struct CaptureLog {
+    /// The thread that captures.
+    by: ThreadId,
     pub(crate) uses: Vec<(Arc<Allocation>, Access)>,
     /// Scratch memory of the graph to be.
     pub(crate) scratch: Option<Scratch>,
 }
 
 impl CaptureLog {
+    fn new() -> Self {
+        Self { by: std::thread::current().id(), uses: Vec::new(), scratch: None }
+    }
+
     fn note(&mut self, allocation: &Arc<Allocation>, access: Access) {
         match self.uses.iter_mut().find(|(known, _)| Arc::ptr_eq(known, allocation)) {
             Some((_, known)) => *known = (*known).max(access),
@@ -129,6 +134,13 @@ impl RawStream {
             return Err(
                 self.refused("it belongs to another thread: give each thread a stream of its own")
             );
+        }
+        let capturer = self.logged(|log| log.by);
+        if capturer.is_some_and(|capturer| capturer != std::thread::current().id()) {
+            return Err(CudaError::Capture {
+                what: "work of another thread on the stream".into(),
+                hint: "it would become part of that thread's graph; take another stream, or wait for the end of the capture",
+            });
         }
         Ok(self.handle)
     }
@@ -305,17 +317,17 @@ impl RawStream {
         }
         self.record(&mut state)?;
         state.phase = Phase::Captured;
-        state.log = Some(CaptureLog::default());
+        state.log = Some(CaptureLog::new());
         self.captured.store(true, Ordering::Release);
         Ok(())
     }
 
     /// What was used since [`Self::begin_log`].
-    pub(crate) fn end_log(&self) -> CaptureLog {
+    pub(crate) fn end_log(&self) -> Option<CaptureLog> {
         let mut state = self.state();
         self.captured.store(false, Ordering::Release);
         state.phase = if self.ended.load(Ordering::Acquire) { Phase::Ended } else { Phase::Live };
-        state.log.take().unwrap_or_default()
+        state.log.take()
     }
 
     /// Logs a use, if a capture of ours is under way.

@@ -125,7 +125,12 @@ impl Borrowed {
             (Arc::new(StreamInner::new(raw, pool)), 0)
         });
         if *guards == 0 {
-            inner.raw.resume()?;
+            if let Err(why) = inner.raw.resume() {
+                if !idle.contains(&key) {
+                    streams.remove(&key);
+                }
+                return Err(why);
+            }
             idle.retain(|known| *known != key);
         }
         *guards += 1;

@@ -84,7 +84,8 @@ impl<T: Element> GatedLinear<T> {
     /// # Safety
     /// Foreign memory stays valid until the layer is dropped and its work is done; that of a [`DeviceMatrix`](crate::DeviceMatrix) is kept.
     /// A call may begin to read weights before the kernel in front of it has ended, if that is one of this crate or lets
-    /// a programmatic dependent begin in another way: it does not write the weights. No other thread enqueues a write to
+    /// a programmatic dependent begin in another way: it does not write the weights, nor, where it is one of a layer with
+    /// quantised weights, does the kernel in front of that layer. No other thread enqueues a write to
     /// the weights while a call of the layer, or a launch of its graph, is being enqueued.
     pub unsafe fn from_device(
         cuda: &Cuda,

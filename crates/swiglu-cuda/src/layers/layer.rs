@@ -19,6 +19,8 @@ use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
 use crate::kernels::decode_mlp::{Decode, Design};
 use crate::kernels::gate::{GateCode, expect_gate};
+use crate::kernels::gated_gemm::Kernel;
+use crate::kernels::tensor_map::addressable;
 use crate::layers::activation::tensor;
 use crate::plan::{
     ByTokens, Candidate, Choices, Planner, Steps, Why, expect_candidate, unfused_rounding,
@@ -246,8 +248,13 @@ impl<K, T: Element> Layer<K, T> {
         let steps = expect_candidate(&self.cuda, candidate, &problem)?;
         let lent = self.operands.lent().map_or(Ok(()), |lent| lent.check(&steps, T::DTYPE));
         let decode = steps.design().and_then(|design| self.decode_by(design, x.rows()));
+        let by_tma = steps.kernel_of_h().is_some_and(Kernel::needs_tma);
         let why = match (lent, decode) {
             (Err(why), _) => why.to_string(),
+            // Another kernel would take its place, and what was verified and timed would be that one's.
+            _ if by_tma && !addressable(tensor(&x), x.rows()) => {
+                "TMA takes no rows of x at other addresses than multiples of 16 bytes".into()
+            }
             (Ok(()), Some(decode)) if self.problem.quantized.is_none() => {
                 match decode.check_x(tensor(&x), &problem) {
                     Err(why) => why.to_string(),

@@ -129,6 +129,10 @@ impl Subject<'_> {
         };
         let result = match data.result(way) {
             Ok(result) => result,
+            // A candidate does not take every x, for example rows that TMA does not address.
+            Err(CudaError::Unsupported { why, .. }) => {
+                return Ok(Some(Outcome::Refused { reason: why }));
+            }
             Err(error) => return Ok(Some(Outcome::Failed { reason: error.to_string() })),
         };
         let known = checks.iter().position(|(of, _)| *of == numerics);
