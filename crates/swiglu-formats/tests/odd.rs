@@ -82,7 +82,7 @@ fn an_odd_tensor_of_gguf_stops_only_itself() {
         (&[4u64][..], 999, 0, "number 999"),
         (&[4], 0, 7, "a multiple of 32"),
         (&[4], 0, 1 << 40, "truncated"),
-        (&[4], 0, u64::MAX - 31, "truncated"),
+        (&[4], 0, u64::MAX - 31, "within the file"),
         (&[1 << 40], 0, 0, "truncated"),
         (&[1 << 62], 0, 0, "2^64 bytes"),
         (&[1 << 32, 1 << 32], 0, 0, "2^64 elements"),
