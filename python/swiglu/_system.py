@@ -35,4 +35,8 @@ def info() -> Dict[str, Any]:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_native.after_fork)
+    os.register_at_fork(
+        before=_native.before_fork,
+        after_in_parent=_native.after_fork_in_parent,
+        after_in_child=_native.after_fork,
+    )

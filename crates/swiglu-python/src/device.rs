@@ -1,7 +1,8 @@
 //! The devices of this process: opened once, and again in a forked child, where their threads are not.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use pyo3::prelude::*;
 use swiglu::Device;
@@ -63,10 +64,31 @@ pub(crate) fn kept(ordinal: usize, raw: u64) -> Option<Arc<BorrowedStream>> {
     Some(stream.clone())
 }
 
+type Devices = MutexGuard<'static, Option<HashMap<String, Device>>>;
+
+thread_local! {
+    /// The table of devices, while this thread forks.
+    static HELD: RefCell<Option<Devices>> = const { RefCell::new(None) };
+}
+
+/// Takes the table of devices, which another thread may hold while it opens one: in a child nobody would give it back.
+#[pyfunction]
+pub(crate) fn before_fork() {
+    HELD.set(Some(DEVICES.lock().unwrap_or_else(PoisonError::into_inner)));
+}
+
+/// Gives the table back.
+#[pyfunction]
+pub(crate) fn after_fork_in_parent() {
+    HELD.take();
+}
+
 /// Forgets the devices of the parent: called in a forked child, which has one thread.
 #[pyfunction]
 pub(crate) fn after_fork() {
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let held = HELD.take();
+    let mut devices =
+        held.unwrap_or_else(|| DEVICES.lock().unwrap_or_else(PoisonError::into_inner));
     // Their threads are the parent's: nothing of them may be waited for, so they are not dropped.
     std::mem::forget(devices.take());
     crate::lent::forget_lent();

@@ -58,7 +58,7 @@ mod _native {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
-    use crate::device::{after_fork, keep_stream};
+    use crate::device::{after_fork, after_fork_in_parent, before_fork, keep_stream};
     #[pymodule_export]
     use crate::dlpack::describe_by_table;
     #[pymodule_export]
