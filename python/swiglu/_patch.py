@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Dict, List, Optional, Tuple
@@ -117,7 +118,7 @@ def _activation_of(act: Any) -> str:
         "ReLUSquaredActivation": "reglu2",
     }
     if isinstance(act, nn.Module) and type(act).__module__.startswith("transformers.") and name in known:
-        probe = torch.linspace(-6, 6, 97, dtype=torch.float64)
+        probe = torch.linspace(-6, 6, 97, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             h = torch.ops.swiglu.silu_mul(probe, torch.ones_like(probe), known[name], None)
             if torch.allclose(act(probe), h, rtol=1e-12, atol=1e-12):
@@ -160,7 +161,8 @@ def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
         return "there are hooks of all modules"
     if _all_modules._global_backward_hooks or _all_modules._global_backward_pre_hooks:
         return "there are hooks of all modules"
-    act = getattr(module, _act_name(module))
+    name = _act_name(module)
+    act = getattr(module, name) if name else None
     if act is not found.act:
         return "its activation is another one now"
     if isinstance(act, nn.Module) and _hooked(act):
@@ -255,22 +257,25 @@ def _expect_same(module: nn.Module, linears: Tuple[str, ...], activation: str) -
 
 
 def _compare(module: nn.Module, linears: Tuple[str, ...], activation: str) -> None:
-    generator = torch.Generator().manual_seed(1)
+    # On the CPU, whatever the default device is, and without the generator that initialises and drops out.
+    generator = torch.Generator("cpu").manual_seed(1)
+    plain: Dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
     hidden, intermediate = 8, 12
     small: Dict[str, Any] = {}
     for name in linears:
         features = {"down_proj": hidden, "gate_up_proj": 2 * intermediate}.get(name, intermediate)
         inputs = intermediate if name == "down_proj" else hidden
-        small[name] = nn.Linear(inputs, features, dtype=torch.float64)
+        small[name] = nn.utils.skip_init(nn.Linear, inputs, features, **plain)
         for t in small[name].parameters():
-            t.data = torch.randn(t.shape, generator=generator, dtype=torch.float64)
+            t.data = torch.randn(t.shape, generator=generator, **plain)
     # Some rows reach far, where limits would show.
-    x = torch.randn((6, hidden), generator=generator, dtype=torch.float64)
-    x *= torch.tensor([[0.1], [0.5], [1], [3], [30], [1e3]])
+    x = torch.randn((6, hidden), generator=generator, **plain)
+    x *= torch.tensor([[0.1], [0.5], [1], [3], [30], [1e3]], device="cpu")
     x.requires_grad_()
-    shadow = module.__class__.__new__(module.__class__)
-    shadow.__dict__.update(module.__dict__, training=True, _modules={**module._modules, **small})
     try:
+        # A class's own way of making one may call its ``__init__``.
+        shadow: Any = object.__new__(module.__class__)
+        shadow.__dict__.update(module.__dict__, training=True, _modules={**module._modules, **small})
         theirs: Any = _original(module)(shadow, x)
     except Exception as error:
         raise _Left(f"its forward does not take one tensor alone: {type(error).__name__}: {error}") from None
@@ -284,7 +289,7 @@ def _compare(module: nn.Module, linears: Tuple[str, ...], activation: str) -> No
     if not theirs.requires_grad:
         raise _Left("its forward has no gradient")
     of = [x, *(t for name in linears for t in small[name].parameters())]
-    upstream = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
+    upstream = torch.randn(ours.shape, generator=generator, **plain)
     both = (torch.autograd.grad(y, of, upstream, allow_unused=True, materialize_grads=True) for y in (theirs, ours))
     for a, b in zip(*both):
         if not torch.all((a - b).abs() <= 1e-10 * torch.maximum(a.abs().max(), b.abs().max())):
@@ -320,16 +325,46 @@ class _Patch:
     level: str
     save: str
     numerics: Optional[str]
+    #: What the forward calls its tensor.
+    x: str
 
-def _forward(self: Any, x: Tensor) -> Tensor:
+
+def _forward(self: Any, *args: Any, **named: Any) -> Tensor:
     patch: _Patch = self._swiglu_patch
     found = patch.found
-    changed = _changed(self, found, patch.level)
+    changed = None
+    if len(args) == 1 and not named:
+        (x,) = args
+    elif not args and len(named) == 1 and patch.x in named:
+        x = named[patch.x]
+    else:
+        changed = "it was called with something else than one tensor"
+    changed = changed or _changed(self, found, patch.level)
     if changed is not None:
         ops._kernels.note("patched block", "original", changed)
-        original: Tensor = _original(self)(self, x)
+        original: Tensor = _original(self)(self, *args, **named)
         return original
     return _compute(self._modules, found, patch.level, x, patch.save, patch.numerics)
+
+
+def _replicate(module: Any) -> Any:
+    """A replica of ``DataParallel``: its forward is of its own parameters."""
+    replica = type(module)._replicate_for_data_parallel(module)
+    _bind(replica)
+    return replica
+
+
+def _bind(module: nn.Module) -> None:
+    # Not methods: pickled, they would be looked for in the class.
+    module.__dict__["forward"] = functools.partial(_forward, module)
+    module.__dict__["_replicate_for_data_parallel"] = functools.partial(_replicate, module)
+
+
+def _unbind(module: nn.Module) -> None:
+    for name, ours in (("forward", _forward), ("_replicate_for_data_parallel", _replicate)):
+        # What somebody else has put there since, which calls ours, stays.
+        if getattr(module.__dict__.get(name), "func", None) is ours:
+            del module.__dict__[name]
 
 
 #: Of a class whose forward is ours: what it was.
@@ -342,24 +377,31 @@ def _original(module: nn.Module) -> Any:
     return getattr(type(module), ORIGINAL, type(module).forward)
 
 
-def forward_recognised(self: Any, *args: Tensor) -> Tensor:
+def _named(module: nn.Module) -> str:
+    """What the original forward calls its first argument."""
+    parameters = list(inspect.signature(_original(module)).parameters)
+    return parameters[1] if len(parameters) > 1 else ""
+
+
+def forward_recognised(self: Any, *args: Any, **named: Any) -> Tensor:
     """The forward of a class whose modules nobody has patched one by one: each is recognised in its first call."""
     own = self.__dict__
-    if _ATTRIBUTE not in own and _LEFT not in own and not torch.compiler.is_compiling():
+    if _ATTRIBUTE not in own and _LEFT not in own and not ops._door.watched():
         try:
             found = _recognise(self)
-            own[_ATTRIBUTE] = _Patch(found, found.level, "preact", None)
+            own[_ATTRIBUTE] = _Patch(found, found.level, "preact", None, _named(self))
         except _Left as why:
             own[_LEFT] = str(why)
-    if _ATTRIBUTE not in own or len(args) != 1:
-        ops._kernels.note("block", "original", own.get(_LEFT, "its first call is inside torch.compile"))
-        original: Tensor = _original(self)(self, *args)
+    if _ATTRIBUTE not in own:
+        first = "its first call is inside torch.compile, a mode, a transform or a trace"
+        ops._kernels.note("block", "original", own.get(_LEFT, first))
+        original: Tensor = _original(self)(self, *args, **named)
         return original
-    return _forward(self, *args)
+    return _forward(self, *args, **named)
 
 
-def _act_name(module: nn.Module) -> str:
-    return next(name for name in _ACTIVATIONS if hasattr(module, name))
+def _act_name(module: nn.Module) -> Optional[str]:
+    return next((name for name in _ACTIVATIONS if hasattr(module, name)), None)
 
 
 def patch(
@@ -401,7 +443,7 @@ def patch(
             continue
         most = LEVELS[max(LEVELS.index(level), LEVELS.index(found.level))]
         weaker = found.why if most != level else None
-        patches.append((module, _Patch(found, most, save, numerics)))
+        patches.append((module, _Patch(found, most, save, numerics, _named(module))))
         report.append(Module(name, kind, most, found.activation, weaker or "its forward is down(act(gate)·up)"))
     made = PatchReport(tuple(report))
     if strict and not report:
@@ -411,8 +453,7 @@ def patch(
         raise error("unsupported", "patch", str(made))
     for module, how in patches:
         module.__dict__[_ATTRIBUTE] = how
-        # Not a method: pickled, it would be looked for in the class.
-        module.__dict__["forward"] = functools.partial(_forward, module)
+        _bind(module)
     return made
 
 
@@ -422,6 +463,6 @@ def unpatch(model: nn.Module) -> int:
     for module in _check.expect_module("model", model).modules():
         module.__dict__.pop(_LEFT, None)
         if module.__dict__.pop(_ATTRIBUTE, None) is not None:
-            module.__dict__.pop("forward", None)
+            _unbind(module)
             count += 1
     return count

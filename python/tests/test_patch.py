@@ -405,3 +405,101 @@ def test_a_llama_of_transformers(dtype, device):
     swiglu.patch(model)
     model(ids, labels=ids).loss.backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+class Named(Block):
+    """A block whose forward calls its tensor something else, and takes more."""
+
+    def forward(self, hidden_states, scale=None):
+        y = super().forward(hidden_states)
+        return y if scale is None else y * scale
+
+
+def test_a_call_by_name_or_with_more_goes_as_before():
+    block, x = Named(16, 24), torch.randn(3, 16, device=Here.device)
+    expected = block(x)
+    swiglu.patch(block, strict=True)
+    torch.testing.assert_close(block(x), expected)
+    torch.testing.assert_close(block(hidden_states=x), expected)
+    assert ops.explain_last().way != "original"
+    for call in (lambda: block(x, 2.0), lambda: block(x, scale=2.0), lambda: block(hidden_states=x, scale=2.0)):
+        torch.testing.assert_close(call(), 2 * expected)
+        assert ops.explain_last().way == "original"
+    with pytest.raises(TypeError):
+        block(unknown=x)
+
+
+def test_a_replica_computes_with_its_own_parameters():
+    block, x = Block(16, 24), torch.randn(3, 16, device=Here.device)
+    swiglu.patch(block, strict=True)
+    replica = block._replicate_for_data_parallel()
+    replica._modules = dict(block._modules)
+    replica.down_proj = nn.Linear(24, 16, device=Here.device)
+    torch.testing.assert_close(replica(x), Block.forward(replica, x))
+    assert not torch.allclose(replica(x), block(x))
+    again = replica._replicate_for_data_parallel()
+    assert again.forward.args[0] is again
+
+
+def test_patching_draws_no_random_numbers_and_knows_no_default_device():
+    block = Block(16, 24)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    swiglu.patch(block, strict=True)
+    assert torch.equal(before, torch.get_rng_state())
+    swiglu.unpatch(block)
+    with torch.device("meta"):
+        swiglu.patch(block, strict=True)
+        layer = swiglu.nn.MLP(16, 24, device="cpu")
+        frozen = layer.freeze()
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        expected = frozen(x)
+        with torch.device("meta"):
+            torch.testing.assert_close(frozen(x), expected)
+
+
+def test_what_somebody_puts_around_a_patched_forward_stays():
+    block, x, calls = Block(16, 24), torch.randn(3, 16, device=Here.device), []
+    swiglu.patch(block, strict=True)
+    ours = block.forward
+
+    def around(x):
+        calls.append(1)
+        return ours(x)
+
+    block.forward = around
+    assert swiglu.unpatch(block) == 1 and block.forward is around
+
+
+def test_a_class_whose_new_makes_more_than_an_object_is_patched():
+    class Odd(Block):
+        def __new__(cls, *args):
+            self = super().__new__(cls)
+            if not args:
+                raise TypeError("it needs its sizes")
+            return self
+
+    block, x = Odd(16, 24), torch.randn(3, 16, device=Here.device)
+    expected = block(x)
+    swiglu.patch(block, strict=True)
+    torch.testing.assert_close(block(x), expected)
+
+
+def test_a_block_without_its_activation_says_so_as_before():
+    block = Block(16, 24)
+    swiglu.patch(block, strict=True)
+    del block.act_fn
+    with pytest.raises(AttributeError, match="act_fn"):
+        block(torch.randn(3, 16, device=Here.device))
+
+
+def test_keys_of_plain_tensors_are_not_those_of_a_mode(monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from swiglu.torch import _door
+
+    monkeypatch.setattr(_door, "_KEYS", None)
+    with FakeTensorMode():
+        keys = _door._known_keys()
+    assert keys == _door._plain_keys() and _door.holds_values(torch.zeros(2))

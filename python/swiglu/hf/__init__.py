@@ -65,7 +65,7 @@ def _one_tensor(cls: Any) -> bool:
 def _recognising(original: Any) -> Any:
     @wraps(original)
     def forward(self: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        return _patch.forward_recognised(self, *args, *kwargs.values())
+        return _patch.forward_recognised(self, *args, **kwargs)
 
     return forward
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from .._activation import activation_named, as_activation
-from .._errors import error, expect_choice, expect_flag, said, wrong
+from .._errors import error, expect_choice, expect_flag, expect_layout, said, wrong
 from .._native import Activation
 from . import _check, _door, _kernels, _main_grad, _ops, _training
 from ._graphs import Bucket, Graphed, graphed, warmup
@@ -91,9 +91,11 @@ def glu(
     if not (isinstance(x, Tensor) and (out is None or isinstance(out, Tensor))):
         _check.expect_tensors(("x", "out"), (x, out), 1)
     name = activation if numerics is None and isinstance(activation, str) else _name(activation, numerics)
+    if not isinstance(layout, str):
+        expect_layout(layout)
     if _door.nothing_in_force():
         wanted = _door.grad_enabled() and (x.requires_grad or out is not None and out.requires_grad)
-        if not wanted and _kernels.BY_TABLE and isinstance(layout, str):
+        if not wanted and _kernels.BY_TABLE:
             made = _kernels.activation_at_once("glu", x, None, layout, activation_named(name), numerics, out)
             if made is not None:
                 return made

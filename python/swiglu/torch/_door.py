@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _disable_current_modes
 
 _PLAIN = (Tensor, Parameter)
 _C = torch._C
@@ -60,10 +61,17 @@ def nothing_in_force() -> bool:
     )
 
 
+def watched() -> bool:
+    """A mode, a transform or a trace sees what is computed, and may let it have no values."""
+    return bool(_traced() or _modes() or _transforms() is not None or _tracing() is not None)
+
+
 def _known_keys() -> "frozenset[int]":
     global _KEYS
     if _KEYS is None:
-        _KEYS = _plain_keys()
+        # What is made under a mode is the mode's.
+        with _disable_current_modes():
+            _KEYS = _plain_keys()
     return _KEYS
 
 

@@ -467,7 +467,7 @@ def packed_forward(layer: _native.Layer, x: Tensor, out: Optional[Tensor] = None
         if out.is_neg():
             raise wrong("out", "memory that can be written", "a view that negates it", "out.resolve_neg() copies", "layout")
     if device == "cpu":
-        result = torch.empty(shape, dtype=x.dtype) if y is None else y
+        result = torch.empty(shape, dtype=x.dtype, device="cpu") if y is None else y
         layer.forward(_described(values), _described(result))
         y = result if y is None else written(y)
     else:
