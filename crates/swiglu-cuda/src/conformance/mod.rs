@@ -108,10 +108,7 @@ impl CudaBackend {
 
     /// Whether the kernel that is insisted on takes no other x than an aligned one.
     fn aligned_x(&self) -> bool {
-        let Way::By(steps) = self.way else { return false };
-        // A pair goes another way with another x.
-        let alone = steps.down().is_none();
-        alone && steps.kernel_of_h().is_some_and(Kernel::needs_tma)
+        matches!(self.way, Way::By(steps) if steps.kernel_of_h().is_some_and(Kernel::needs_tma))
     }
 }
 
@@ -211,7 +208,8 @@ impl Backend for CudaBackend {
             Way::Planned | Way::By(_) => Mlp::new(&self.cuda, params),
         }?;
         let stream = self.streams.take(&self.cuda)?;
-        let (x, mut y) = (OnDevice::new(&stream, x)?, OnDevice::new(&stream, out.as_ref())?);
+        let x = OnDevice::at(&stream, x, if self.aligned_x() { 0 } else { lead(&x) })?;
+        let mut y = OnDevice::new(&stream, out.as_ref())?;
         match self.way {
             Way::By(steps) if steps.design().is_none() => {
                 let steps = steps.of(Op::Mlp);
