@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as _all_modules
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import torch as ops
 from ._activation import expect_numerics
@@ -199,6 +200,12 @@ def recognise(module: nn.Module) -> Found:
 
 
 def _recognise(module: nn.Module) -> Found:
+    # Values are compared, which tensors of a mode may not have; nor is it to see or count what is computed for that.
+    with _disable_current_modes():
+        return _recognise_plain(module)
+
+
+def _recognise_plain(module: nn.Module) -> Found:
     from .nn import MLP
 
     if isinstance(module, MLP):
@@ -393,7 +400,7 @@ def forward_recognised(self: Any, *args: Any, **named: Any) -> Tensor:
         except _Left as why:
             own[_LEFT] = str(why)
     if _ATTRIBUTE not in own:
-        first = "its first call is inside torch.compile, a mode, a transform or a trace"
+        first = "its first call is inside torch.compile, a transform or a trace"
         ops._kernels.note("block", "original", own.get(_LEFT, first))
         original: Tensor = _original(self)(self, *args, **named)
         return original

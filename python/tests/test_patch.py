@@ -503,3 +503,25 @@ def test_keys_of_plain_tensors_are_not_those_of_a_mode(monkeypatch):
     with FakeTensorMode():
         keys = _door._known_keys()
     assert keys == _door._plain_keys() and _door.holds_values(torch.zeros(2))
+
+
+def test_a_mode_neither_hinders_recognition_nor_sees_it():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        products = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.products += "mm" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    block = Block(16, 24)
+    for mode in (FakeTensorMode(allow_non_fake_inputs=True), Seen()):
+        with mode:
+            swiglu.patch(block, strict=True)
+        assert swiglu.unpatch(block) == 1
+    assert mode.products == 0
+    with mode:
+        block(torch.randn(3, 16, device=Here.device))
+    assert mode.products == 3

@@ -62,8 +62,8 @@ def nothing_in_force() -> bool:
 
 
 def watched() -> bool:
-    """A mode, a transform or a trace sees what is computed, and may let it have no values."""
-    return bool(_traced() or _modes() or _transforms() is not None or _tracing() is not None)
+    """A transform or a trace sees what is computed, and may let it have no values."""
+    return bool(_traced() or _transforms() is not None or _tracing() is not None)
 
 
 def _known_keys() -> "frozenset[int]":

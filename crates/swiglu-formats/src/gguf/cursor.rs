@@ -41,7 +41,7 @@ impl<'a> Cursor<'a> {
                 available,
             }),
             None => {
-                let expected = format!("at most {}, of which there is room", available / least);
+                let expected = format!("at most {}, for which there is room", available / least);
                 Err(FormatError::malformed(self.path, self.offset(), what, expected, count))
             }
         }
