@@ -386,6 +386,25 @@ def _in_a_child(layer, x, expected, queue):
     queue.put((np.array_equal(layer(x), expected), new.shape == x.shape))
 
 
+def test_nobody_opens_a_device_while_the_process_forks(layer_file):
+    # A child has one thread: what another one holds at the fork, nobody gives back there.
+    opened = threading.Event()
+
+    def open_one():
+        swiglu.load(layer_file, 0, device="cpu")
+        opened.set()
+
+    thread = threading.Thread(target=open_one)
+    swiglu._native.before_fork()
+    try:
+        thread.start()
+        assert not opened.wait(0.3)
+    finally:
+        swiglu._native.after_fork_in_parent()
+    thread.join(60)
+    assert opened.is_set()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="not run: no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 def test_a_forked_process_computes(layer_file):
