@@ -60,6 +60,9 @@ def transformers(into: Path) -> Path:
     return sdist("transformers", version("transformers"))(into)
 
 
+#: Of Liger-Kernel's small models.
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "qwen3_vl_moe")
+
 SUITES = [
     Suite(
         "liger",
@@ -78,6 +81,19 @@ SUITES = [
             ("test_in_place_backward_clobbers", "pins that Liger's option in_place destroys its input; ours never does"),
             ("test_in_place_rejects_a_second_backward", "the same option: a second backward is right here"),
         ],
+    ),
+    Suite(
+        "convergence",
+        sdist("liger-kernel", "0.8.5"),
+        ["test/convergence/fp32/test_mini_models.py"],
+        "liger_convergence",
+        ["src", "."],
+        [
+            *((f"[mini_{name}-", "all of its blocks are mixtures of experts") for name in MIXTURES),
+            ("[mini_deepseek_v4-", "its blocks clamp, which `patch` sees and leaves alone"),
+            ("[mini_nemotron-", "its blocks have no gate"),
+        ],
+        [("batch_size=16", "batch_size=2"), ("in range(num_steps)", "in range(8)")],
     ),
     Suite(
         "quack",
