@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -156,11 +157,30 @@ def _no_hooks(name: str, module: nn.Module) -> None:
         raise _Left(f"{name} has hooks, which would not be called")
 
 
+#: Hooks of all modules: dictionaries that PyTorch changes in place.
+_HOOKS_OF_ALL: Tuple[Dict[int, Any], ...] = (
+    _all_modules._global_forward_hooks,
+    _all_modules._global_forward_pre_hooks,
+    _all_modules._global_backward_hooks,
+    _all_modules._global_backward_pre_hooks,
+)
+
+
+@contextmanager
+def _without_hooks_of_all() -> Iterator[None]:
+    kept = [dict(hooks) for hooks in _HOOKS_OF_ALL]
+    for hooks in _HOOKS_OF_ALL:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in zip(_HOOKS_OF_ALL, kept):
+            hooks.update(before)
+
+
 def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
     """Why a call must go the original way: what may have changed since a module was patched."""
-    if _all_modules._global_forward_hooks or _all_modules._global_forward_pre_hooks:
-        return "there are hooks of all modules"
-    if _all_modules._global_backward_hooks or _all_modules._global_backward_pre_hooks:
+    if any(_HOOKS_OF_ALL):
         return "there are hooks of all modules"
     name = _act_name(module)
     act = getattr(module, name) if name else None
@@ -188,6 +208,11 @@ def _looks_like_one(module: nn.Module) -> bool:
     return "down_proj" in children and ("gate_up_proj" in children or {"gate_proj", "up_proj"} <= set(children))
 
 
+def _experts(module: nn.Module) -> bool:
+    own = module._parameters
+    return "down_proj" in own and ("gate_up_proj" in own or {"gate_proj", "up_proj"} <= set(own))
+
+
 def recognise(module: nn.Module) -> Found:
     """The parts of a Llama-like block. Raises ``SwigluError`` with the reason where it is none that can be computed."""
     try:
@@ -200,8 +225,8 @@ def recognise(module: nn.Module) -> Found:
 
 
 def _recognise(module: nn.Module) -> Found:
-    # Values are compared, which tensors of a mode may not have; nor is it to see or count what is computed for that.
-    with _disable_current_modes():
+    # Values are compared, which tensors of a mode may not have; nor is it, or a hook, to see or count what is computed for that.
+    with _disable_current_modes(), _without_hooks_of_all():
         return _recognise_plain(module)
 
 
@@ -436,9 +461,12 @@ def patch(
     report: List[Module] = []
     patches: List[Tuple[nn.Module, _Patch]] = []
     for name, module in model.named_modules():
+        kind = type(module).__name__
+        if _experts(module):
+            why_left = "its weights are tensors of several experts, which no operator here takes"
+            report.append(Module(name, kind, None, None, why_left))
         if not _looks_like_one(module):
             continue
-        kind = type(module).__name__
         try:
             if _ATTRIBUTE in module.__dict__:
                 raise _Left("it is patched already")

@@ -213,7 +213,11 @@ class Frozen(nn.Module):
         self.dtype = w_gate.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _kernels.packed_forward(self._layer, x)
+        if torch.is_autocast_enabled("cpu") and x.is_floating_point():
+            # As linear maps: any element type in, that of the region out.
+            y: Tensor = _kernels.packed_forward(self._layer, x.to(self.dtype))
+            return y.to(torch.get_autocast_dtype("cpu"))
+        y = _kernels.packed_forward(self._layer, x)
         return y
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "Frozen":

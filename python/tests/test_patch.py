@@ -346,6 +346,11 @@ def test_modules(packed, bias, device):
         torch.testing.assert_close(frozen(x), block(x), rtol=1e-5, atol=1e-6)
         assert ops.explain_last().way == "composed"
         assert not list(frozen.parameters()) and copy.deepcopy(frozen)(x).shape == (3, 8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for given in (x, x.bfloat16()):
+                y = frozen(given)
+                assert y.dtype == torch.bfloat16
+        torch.testing.assert_close(y.float(), frozen(x.bfloat16().float()), rtol=2**-8, atol=0)
     with pytest.raises(swiglu.SwigluError, match="gradient"):
         frozen(x)
     with pytest.raises(swiglu.SwigluError, match="expected f32"):
@@ -525,3 +530,36 @@ def test_a_mode_neither_hinders_recognition_nor_sees_it():
     with mode:
         block(torch.randn(3, 16, device=Here.device))
     assert mode.products == 3
+
+
+def test_weights_of_experts_are_reported():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_up_proj = nn.Parameter(torch.randn(3, 40, 8, device=Here.device))
+            self.down_proj = nn.Parameter(torch.randn(3, 8, 20, device=Here.device))
+
+    model = nn.Sequential(Experts(), Block())
+    report = swiglu.patch(model)
+    assert [m.level for m in report.modules] == [None, "block"] and "experts" in report.left[0].reason
+    with pytest.raises(swiglu.SwigluError, match="experts"):
+        swiglu.patch(Experts(), strict=True)
+
+
+def test_hooks_of_all_modules_do_not_see_recognition():
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda *call: seen.append(call))
+    try:
+        block = Block()
+        assert swiglu.patch(block).patched and not seen
+        block(torch.randn(2, 8, device=Here.device))
+    finally:
+        handle.remove()
+    assert seen
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        counted = Block()
+        assert swiglu.patch(counted).patched
+        counted(torch.randn(2, 8, device=Here.device))
+    assert counter.get_total_flops() == 2 * 2 * 8 * 20 * 3
