@@ -10,24 +10,25 @@ from torch import Tensor
 
 
 class SiLUMul:
-    """silu(m·a)·b·n. The gate's factor goes into the activation: silu(m·a) = m·a·σ(m·a)."""
+    """silu(m·a)·b·n. The gate's factor goes into the activation: silu(m·a) = m·a·σ(m·a). Liger's kernels round the activation before
+    they multiply, as PyTorch does, and are compared with that."""
 
     @staticmethod
     def apply(a: Tensor, b: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0) -> Tensor:
-        h = ours.silu_mul(a, b, activation=_silu(gate_multiplier))
+        h = ours.silu_mul(a, b, activation=_silu(gate_multiplier), numerics="eager")
         return _times(h, gate_multiplier * down_multiplier)
 
 
 class FusedGateUpSiLUMul:
     @staticmethod
     def apply(y: Tensor, in_place: bool = False) -> Tensor:
-        return ours.glu(y)
+        return ours.glu(y, numerics="eager")
 
 
 class GELUMul:
     @staticmethod
     def apply(a: Tensor, b: Tensor) -> Tensor:
-        return ours.silu_mul(a, b, activation="geglu-tanh")
+        return ours.silu_mul(a, b, activation="geglu-tanh", numerics="eager")
 
 
 class MLP:

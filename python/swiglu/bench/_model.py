@@ -98,7 +98,9 @@ def _model(shape: Shape, train: bool) -> Any:
         use_cache=False,
     )
     torch.manual_seed(7)
-    model: Any = LlamaForCausalLM(config)
+    # Where it is used: to draw its weights on the host takes longer than to measure it.
+    with torch.device(shape.device):
+        model: Any = LlamaForCausalLM(config)
     return model.to(device=shape.device, dtype=shape.dtype).train(train)
 
 
