@@ -41,6 +41,7 @@ class Found:
     linears: Tuple[str, ...]
     activation: str
     act: Any
+    act_name: str
     #: The most that can be taken over, and why not more.
     level: str
     why: Optional[str]
@@ -152,6 +153,14 @@ def _hooked(module: nn.Module) -> bool:
     )
 
 
+def _map(linear: Any) -> Tuple[Tensor, Optional[Tensor]]:
+    """Weight and bias; in the module's own dictionary, since to ask a module takes a microsecond each."""
+    own: Dict[str, Any] = linear._parameters
+    weight, bias = own.get("weight"), own.get("bias")
+    # A weight norm or the like has them elsewhere.
+    return linear.weight if weight is None else weight, bias if "bias" in own else linear.bias
+
+
 def _no_hooks(name: str, module: nn.Module) -> None:
     if _hooked(module):
         raise _Left(f"{name} has hooks, which would not be called")
@@ -182,23 +191,25 @@ def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
     """Why a call must go the original way: what may have changed since a module was patched."""
     if any(_HOOKS_OF_ALL):
         return "there are hooks of all modules"
-    name = _act_name(module)
-    act = getattr(module, name) if name else None
+    children = module._modules
+    act = children.get(found.act_name)
+    if act is None:
+        act = getattr(module, found.act_name, None)
     if act is not found.act:
         return "its activation is another one now"
     if isinstance(act, nn.Module) and _hooked(act):
         return "its activation has hooks"
     # Maps that are called may be whatever they have become.
-    read = {"activation": (), "gated": found.linears[:-1], "block": found.linears}[level]
-    for name in read:
-        linear: Any = module._modules.get(name)
+    for name in () if level == "activation" else found.linears[:-1] if level == "gated" else found.linears:
+        linear: Any = children.get(name)
         if type(linear) is not nn.Linear:
             return f"{name} is no longer a plain torch.nn.Linear"
         if _hooked(linear):
             return f"{name} has hooks"
-        if "forward" in linear.__dict__:
+        own = linear.__dict__
+        if "forward" in own:
             return f"{name} has a forward of its own"
-        if type(linear.weight) is not nn.Parameter:
+        if type(own["_parameters"].get("weight")) is not nn.Parameter:
             return f"the weight of {name} is no longer a plain parameter"
     return None
 
@@ -254,7 +265,7 @@ def _recognise_plain(module: nn.Module) -> Found:
     activation = _activation_of(act)
     _expect_same(module, linears, activation)
     level, why = _level_of(module, linears)
-    return Found(linears, activation, act, level, why)
+    return Found(linears, activation, act, names[0], level, why)
 
 
 def _level_of(module: nn.Module, linears: Tuple[str, ...]) -> Tuple[str, Optional[str]]:
@@ -311,7 +322,7 @@ def _compare(module: nn.Module, linears: Tuple[str, ...], activation: str) -> No
         theirs: Any = _original(module)(shadow, x)
     except Exception as error:
         raise _Left(f"its forward does not take one tensor alone: {type(error).__name__}: {error}") from None
-    ours = _compute(small, Found(linears, activation, None, "activation", None), "activation", x, "preact", None)
+    ours = _compute(small, Found(linears, activation, None, "", "activation", None), "activation", x, "preact", None)
     if not isinstance(theirs, Tensor) or theirs.shape != ours.shape:
         raise _Left("its forward returns something else than one tensor of the block's shape")
     # float64 in other orders: what differs by more than this is another function.
@@ -339,16 +350,14 @@ def _compute(
             h = ops.silu_mul(linears["gate_proj"](x), linears["up_proj"](x), activation=name, numerics=numerics)
         result: Tensor = down(h)
         return result
-    if found.packed:
-        both = linears["gate_up_proj"]
-        gate, up = (both.weight, both.bias), (None, None)
-    else:
-        gate, up = ((linears[n].weight, linears[n].bias) for n in ("gate_proj", "up_proj"))
+    gate = _map(linears["gate_up_proj" if found.packed else "gate_proj"])
+    up = (None, None) if found.packed else _map(linears["up_proj"])
     how: Dict[str, Any] = {"activation": name, "save": save, "numerics": numerics}
     if level == "gated":
         result = down(ops.gated_linear(x, gate[0], up[0], gate[1], up[1], **how))
         return result
-    return ops.mlp(x, gate[0], up[0], down.weight, biases=(gate[1], up[1], down.bias), **how)
+    last = _map(down)
+    return ops.mlp(x, gate[0], up[0], last[0], biases=(gate[1], up[1], last[1]), **how)
 
 
 @dataclass(frozen=True)
@@ -430,10 +439,6 @@ def forward_recognised(self: Any, *args: Any, **named: Any) -> Tensor:
         original: Tensor = _original(self)(self, *args, **named)
         return original
     return _forward(self, *args, **named)
-
-
-def _act_name(module: nn.Module) -> Optional[str]:
-    return next((name for name in _ACTIVATIONS if hasattr(module, name)), None)
 
 
 def patch(

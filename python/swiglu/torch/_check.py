@@ -118,6 +118,16 @@ def layer(x: Tensor, parts: Sequence[Optional[Tensor]], layout: str, cast: bool 
     """Output features of a gated linear layer, or of a block, whose tensors fit each other and x."""
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
     assert w_gate is not None
+    # What is right is found right in few comparisons.
+    if w_up is not None and w_down is not None and b_gate is b_up is b_down is None and not x.is_nested and x.dim() > 0:
+        shape, dtype, device, strided = w_gate.shape, w_gate.dtype, w_gate.device, torch.strided
+        if (
+            len(shape) == 2 and w_up.shape == shape and x.shape[-1] == shape[1] and w_down.dim() == 2
+            and w_down.shape[1] == shape[0] and dtype in COMPUTED
+            and x.dtype == w_up.dtype == w_down.dtype == dtype and x.device == w_up.device == w_down.device == device
+            and x.layout == w_gate.layout == w_up.layout == w_down.layout == strided
+        ):  # fmt: skip
+            return w_down.shape[0]
     intermediate = _weights(x, w_gate, w_up, b_gate, b_up, layout, cast)
     if w_down is None:
         return intermediate
