@@ -133,6 +133,16 @@ def cuda_activation(
     up: Optional[_Tensor],
     out: _Tensor,
 ) -> None: ...
+def activation_backward(
+    act: Activation,
+    numerics: Optional[str],
+    arrangement: Optional[str],
+    grad: _Tensor,
+    gate: _Tensor,
+    up: Optional[_Tensor],
+    grad_gate: _Tensor,
+    grad_up: Optional[_Tensor],
+) -> None: ...
 def cuda_activation_backward(
     place: _Place,
     act: Activation,

@@ -343,12 +343,13 @@ def test_gradients_of_any_strides(dtype, device):
         "expanded": lambda: torch.ones((), dtype=dtype, device=device).expand(6, 7),
         "row": lambda: tensor(1, 7, dtype=dtype).expand(6, 7),
         "transposed": lambda: tensor(7, 6, dtype=dtype).t(),
+        "negated": lambda: torch._neg_view(tensor(6, 7, dtype=dtype)),
     }
     for make in grads.values():
         gate, up = (tensor(6, 7, dtype=dtype, grad=True, seed=s) for s in (1, 2))
         before = gate.detach().clone(), up.detach().clone()
         grad = make()
-        dense = grad.contiguous()
+        dense = grad.resolve_neg().contiguous()
         h = ops.silu_mul(gate, up)
         h.backward(grad, retain_graph=True)
         first = gate.grad.clone(), up.grad.clone()
@@ -356,6 +357,13 @@ def test_gradients_of_any_strides(dtype, device):
         h.backward(dense)
         assert torch.equal(first[0], gate.grad) and torch.equal(first[1], up.grad)
         assert torch.equal(before[0], gate) and torch.equal(before[1], up) and torch.equal(grad, dense)
+        both = torch.cat((before[0], before[1]), -1).requires_grad_()
+        ops.glu(both).backward(grad)
+        assert torch.equal(both.grad, torch.cat(first, -1))
+        pairs = torch.stack(before, -1).flatten(-2).requires_grad_()
+        ops.glu(pairs, layout="interleaved-1").backward(grad)
+        assert torch.equal(pairs.grad, torch.stack(first, -1).flatten(-2))
+        assert ops.explain_last().way == f"native {torch.device(device).type}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=name_of)

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::matrix::{Matrix, MatrixRef};
+use crate::matrix::{Matrix, MatrixMut, MatrixRef};
 
 /// Which dimension of a weight matrix is the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -424,6 +424,57 @@ impl<'a, T> GateUpRef<'a, T> {
     {
         let (tensor, column) = self.arrangement.locate(half, h, self.intermediate);
         self.tensors[tensor].row(m)[column]
+    }
+}
+
+/// Where the gradients of gate and up go: as [`GateUpRef`], written.
+#[derive(Debug)]
+pub struct GateUpMut<'a, T> {
+    arrangement: Arrangement,
+    intermediate: usize,
+    first: MatrixMut<'a, T>,
+    second: Option<MatrixMut<'a, T>>,
+}
+
+impl<'a, T> GateUpMut<'a, T> {
+    /// Two `[M, H]` matrices, each with its own row stride.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the shapes differ.
+    pub fn separate(gate: MatrixMut<'a, T>, up: MatrixMut<'a, T>) -> Result<Self> {
+        up.expect_shape("up", gate.shape())?;
+        let intermediate = gate.cols();
+        let arrangement = Arrangement::Separate;
+        Ok(Self { arrangement, intermediate, first: gate, second: Some(up) })
+    }
+
+    /// One `[M, 2H]` matrix.
+    ///
+    /// # Errors
+    /// As [`GateUpWeights::packed`].
+    pub fn packed(tensor: MatrixMut<'a, T>, arrangement: Arrangement) -> Result<Self>
+    where
+        T: Copy,
+    {
+        let intermediate = GateUpRef::packed(tensor.as_ref(), arrangement)?.intermediate;
+        Ok(Self { arrangement, intermediate, first: tensor, second: None })
+    }
+
+    /// How gate and up share columns.
+    pub fn arrangement(&self) -> Arrangement {
+        self.arrangement
+    }
+    /// M.
+    pub fn rows(&self) -> usize {
+        self.first.rows()
+    }
+    /// H.
+    pub fn intermediate(&self) -> usize {
+        self.intermediate
+    }
+    /// The packed tensor, or that of the gate and that of up.
+    pub fn tensors_mut(&mut self) -> (MatrixMut<'_, T>, Option<MatrixMut<'_, T>>) {
+        (self.first.reborrow(), self.second.as_mut().map(MatrixMut::reborrow))
     }
 }
 

@@ -39,7 +39,7 @@ pub use gradients::{
 pub use half::{bf16, f16};
 pub use lanes::F32Lanes;
 pub use layout::{
-    Arrangement, GateUpRef, GateUpWeights, Half, Orientation, OwnedGateUp, WeightLayout,
+    Arrangement, GateUpMut, GateUpRef, GateUpWeights, Half, Orientation, OwnedGateUp, WeightLayout,
 };
 pub use matrix::{Matrix, MatrixMut, MatrixRef};
 pub use numerics::{ExpMode, Numerics, Rounding};

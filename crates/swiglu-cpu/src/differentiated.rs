@@ -1,7 +1,7 @@
 //! The derivative of the gated activation: behind the sums of dh = dy·Wdᵀ, or over rows of dh in memory.
 //!
-//! It takes gate and up from memory, as values of T, and leaves ∂L/∂gate and ∂L/∂up in their place: nothing reads them
-//! afterwards but the products that want the gradients. h is computed again beside them, since the gradient of Wd needs it
+//! It takes gate and up from memory, as values of T, and leaves ∂L/∂gate and ∂L/∂up elsewhere, or in a layer in their place:
+//! nothing reads them there afterwards but the products that want the gradients. h is computed again beside them, since the gradient of Wd needs it
 //! and the exponential is there.
 
 use std::ops::Range;
@@ -13,13 +13,18 @@ use crate::epilogue::{Epilogue, Rows};
 use crate::isa::Isa;
 use crate::simd::{self, Math, MathKernel, Simd};
 
-/// ∂L/∂gate and ∂L/∂up over gate and up, and h, where it is wanted.
+/// Operations for an element, about.
+pub(crate) const WORK: f64 = 40.0;
+
+/// ∂L/∂gate and ∂L/∂up from gate and up, and h, where it is wanted.
 #[derive(Clone, Copy)]
 pub(crate) struct Differentiated<T> {
     pub(crate) activation: Activation,
     pub(crate) numerics: Numerics,
     pub(crate) gate: Rows<T>,
     pub(crate) up: Rows<T>,
+    /// Where the gradients go: to gate and up, or apart from them.
+    pub(crate) into: [Rows<T>; 2],
     pub(crate) h: Option<Rows<T>>,
 }
 
@@ -27,7 +32,8 @@ impl<T: Element> Differentiated<T> {
     /// Rows from row `r` on.
     pub(crate) fn from(self, r: usize) -> Self {
         let h = self.h.map(|h| h.from(r));
-        Self { gate: self.gate.from(r), up: self.up.from(r), h, ..self }
+        let into = self.into.map(|rows| rows.from(r));
+        Self { gate: self.gate.from(r), up: self.up.from(r), into, h, ..self }
     }
 
     /// A vector of row `r` from column `col` on; without dh h alone.
@@ -49,8 +55,8 @@ impl<T: Element> Differentiated<T> {
             }
             if let Some(dh) = dh {
                 let [dgate, dup] = math.backward(gate, up, dh);
-                self.gate.write::<S>(r, col, dgate);
-                self.up.write::<S>(r, col, dup);
+                self.into[0].write::<S>(r, col, dgate);
+                self.into[1].write::<S>(r, col, dup);
             }
         }
     }

@@ -6,6 +6,8 @@
 //!
 //! Floors, what was measured and what was tried: docs/kernels/cpu.md.
 
+mod backward;
+
 use std::ops::Range;
 
 use swiglu_core::{

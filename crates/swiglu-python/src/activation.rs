@@ -1,4 +1,4 @@
-//! h = act(gate, up), and its gradient on CUDA devices.
+//! h = act(gate, up), and its gradient.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -8,14 +8,15 @@ use swiglu::cuda::{
     BorrowedStream, DeviceGateUp, DeviceGateUpMut, DeviceMatrixMut, DeviceMatrixRef,
 };
 use swiglu::{
-    Arrangement, CoreError, Element, GateFn, GateUpRef, GatedActivation, Numerics, with_dtype,
+    Arrangement, CoreError, Element, GateFn, GateUpMut, GateUpRef, GatedActivation, Numerics,
+    with_dtype,
 };
 
 use crate::array::Array;
 use crate::device;
 use crate::dlpack::{self, Memory};
 use crate::error::Failure;
-use crate::tensor::Tensor;
+use crate::tensor::{Rows, Tensor};
 
 /// A gated activation, from its name: `swiglu`, `geglu-tanh`, `clamped-swiglu(alpha=A,offset=O,limit=L)` …
 #[pyclass(frozen, eq, from_py_object, module = "swiglu._native")]
@@ -184,14 +185,88 @@ fn compute<T: Element>(
 ) -> swiglu::Result<()> {
     // SAFETY: the caller of the Python function keeps the arrays as they are until it returns.
     unsafe {
-        let first = gate.rows::<T>(if how.is_packed() { "gate and up" } else { "gate" })?;
-        let second = up.map(|up| up.rows::<T>("up")).transpose()?;
-        let inputs = match &second {
-            Some(second) => GateUpRef::separate(first.view(), second.view())?,
-            None => GateUpRef::packed(first.view(), how)?,
-        };
+        let rows = Inputs::<T>::of(how, gate, up)?;
+        let inputs = rows.view(how)?;
         let all: Vec<&Tensor> = std::iter::once(gate).chain(up).collect();
         out.fill::<T>("out", &all, |out| act.forward_into(inputs, out))
+    }
+}
+
+/// Gate and up as rows.
+struct Inputs<'a, T>(Rows<'a, T>, Option<Rows<'a, T>>);
+
+impl<'a, T: Element> Inputs<'a, T> {
+    /// # Safety
+    /// As [`Tensor::rows`].
+    unsafe fn of(
+        how: Arrangement,
+        gate: &'a Tensor,
+        up: Option<&'a Tensor>,
+    ) -> Result<Self, CoreError> {
+        // SAFETY: the caller's.
+        unsafe {
+            let first = gate.rows::<T>(if how.is_packed() { "gate and up" } else { "gate" })?;
+            Ok(Self(first, up.map(|up| up.rows::<T>("up")).transpose()?))
+        }
+    }
+
+    fn view(&self, how: Arrangement) -> Result<GateUpRef<'_, T>, CoreError> {
+        match &self.1 {
+            Some(second) => GateUpRef::separate(self.0.view(), second.view()),
+            None => GateUpRef::packed(self.0.view(), how),
+        }
+    }
+}
+
+/// Computes the gradients of gate and up in the host's memory: into `grad_gate` and `grad_up`, or both into `grad_gate`,
+/// arranged as the inputs.
+#[pyfunction]
+pub(crate) fn activation_backward(
+    py: Python<'_>,
+    act: Activation,
+    numerics: Option<&str>,
+    arrangement: Option<&str>,
+    grad: Tensor,
+    gate: Tensor,
+    up: Option<Tensor>,
+    grad_gate: Tensor,
+    grad_up: Option<Tensor>,
+) -> Result<(), Failure> {
+    let how = self::arrangement(arrangement)?;
+    expect_arranged(how, up.is_some())?;
+    expect_arranged(how, grad_up.is_some())?;
+    let act = on_host(act, numerics)?;
+    let (inputs, grads) = ((&gate, up.as_ref()), (&grad_gate, grad_up.as_ref()));
+    py.detach(
+        || with_dtype!(gate.dtype, T => differentiate::<T>(&act, how, &grad, inputs, grads)),
+    )?;
+    Ok(())
+}
+
+fn differentiate<T: Element>(
+    act: &GatedActivation,
+    how: Arrangement,
+    grad: &Tensor,
+    (gate, up): Pair<'_>,
+    (grad_gate, grad_up): Pair<'_>,
+) -> swiglu::Result<()> {
+    let read: Vec<&Tensor> = [grad, gate].into_iter().chain(up).collect();
+    // SAFETY: as in `compute`; the gradients lie apart from what is read, or are computed beside it.
+    unsafe {
+        let dh = grad.rows::<T>("gradient of the output")?;
+        let rows = Inputs::<T>::of(how, gate, up)?;
+        let inputs = rows.view(how)?;
+        let what = "gradient of the gate";
+        grad_gate.fill::<T>(what, &read, |first| match grad_up {
+            Some(grad_up) => {
+                let others: Vec<&Tensor> = read.iter().copied().chain([grad_gate]).collect();
+                grad_up.fill::<T>("gradient of up", &others, |second| {
+                    let grads = GateUpMut::separate(first, second)?;
+                    act.backward_into(dh.view(), inputs, grads)
+                })
+            }
+            None => act.backward_into(dh.view(), inputs, GateUpMut::packed(first, how)?),
+        })
     }
 }
 

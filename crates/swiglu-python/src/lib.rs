@@ -52,8 +52,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::activation::{
-        Activation, activation, activation_at_once, cuda_activation, cuda_activation_backward,
-        expect_numerics,
+        Activation, activation, activation_at_once, activation_backward, cuda_activation,
+        cuda_activation_backward, expect_numerics,
     };
     #[pymodule_export]
     use crate::array::Array;

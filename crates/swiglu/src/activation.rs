@@ -1,8 +1,8 @@
 //! The activation operation: gate and up are given, there are no weights.
 
 use swiglu_core::{
-    Activation, Arrangement, DType, Element, GateUpRef, Matrix, MatrixMut, Numerics, Op,
-    Orientation, Plan, Problem, WeightLayout,
+    Activation, Arrangement, DType, Element, GateUpMut, GateUpRef, Matrix, MatrixMut, MatrixRef,
+    Numerics, Op, Orientation, Plan, Problem, WeightLayout,
 };
 
 use crate::device::Device;
@@ -78,6 +78,26 @@ impl GatedActivation {
             Device::Cpu(cpu) => Ok(cpu.activation(act, numerics, inputs, out)?),
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => Ok(cuda.activation_host(act, numerics, inputs, out)?),
+        }
+    }
+
+    /// Writes (∂L/∂gate, ∂L/∂up) into `grads`, from ∂L/∂h `[M, H]` and the inputs of the forward pass.
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Shape`] if ∂L/∂h is not `[M, H]`, or `grads` has another shape or arrangement than `inputs`.
+    pub fn backward_into<'d, T: Element>(
+        &self,
+        out_grad: impl Into<MatrixRef<'d, T>>,
+        inputs: GateUpRef<'_, T>,
+        grads: GateUpMut<'_, T>,
+    ) -> Result<()> {
+        let (act, numerics, dh) = (&self.activation, self.numerics(T::DTYPE), out_grad.into());
+        match &self.device {
+            Device::Cpu(cpu) => Ok(cpu.activation_backward(act, numerics, dh, inputs, grads)?),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => {
+                Ok(cuda.activation_backward_host(act, numerics, dh, inputs, grads)?)
+            }
         }
     }
 

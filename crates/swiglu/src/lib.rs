@@ -226,9 +226,9 @@ pub use weights::{HostWeights, QuantizedWeights, Weights};
 pub use half;
 pub use swiglu_core::{
     ACTIVATION_NAMES, Accumulate, Activation, Arrangement, BlockType, DType, Element,
-    Error as CoreError, ExpMode, GateFn, GateUpRef, GateUpWeights, GatedLinearParams, GradientMut,
-    GradientShapes, Gradients, GradientsMut, Half, Matrix, MatrixMut, MatrixRef, MlpParams, Norm,
-    NormKind, Numerics, Op, Orientation, OwnedGateUp, Pass, Path, Plan, Problem,
+    Error as CoreError, ExpMode, GateFn, GateUpMut, GateUpRef, GateUpWeights, GatedLinearParams,
+    GradientMut, GradientShapes, Gradients, GradientsMut, Half, Matrix, MatrixMut, MatrixRef,
+    MlpParams, Norm, NormKind, Numerics, Op, Orientation, OwnedGateUp, Pass, Path, Plan, Problem,
     QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef, QuantizedType,
     QuantizedTypes, Rounding, RowParams, RowScale, RowSteps, SavePolicy, Sparsity, StridedRef,
     Wanted, WeightLayout, bf16, f16,

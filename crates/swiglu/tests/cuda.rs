@@ -138,6 +138,7 @@ fn activations_and_explanations_are_of_the_device() {
     let [gate, up] = [&gate, &up].map(|m| MatrixRef::new(m, 2, 2).unwrap());
     let inputs = GateUpRef::separate(gate, up).unwrap();
     assert_eq!(act.forward(inputs).unwrap().as_slice(), [5.0, 0.0, 14.0, -24.0]);
+    common::gradients_of_reglu(&act);
 
     let layer = GatedLinear::load(stories(), 0).unwrap().dtype(DType::F16).to(&device).unwrap();
     let explanation = layer.explain(40);

@@ -274,6 +274,7 @@ fn explanations_are_data_and_text() {
     let read: Explanation = serde_json::from_str(&json).unwrap();
     assert_eq!((read.plan, read.candidates), (explanation.plan, explanation.candidates));
 
+    common::gradients_of_reglu(&GatedActivation::new(&device, Activation::REGLU));
     let act = GatedActivation::new(&device, Activation::GLU);
     let explanation = act.explain(2, 8, DType::F16, Arrangement::PackedGateFirst);
     assert_eq!(explanation.compulsory_bytes, 2.0 * 3.0 * 8.0 * 2.0);

@@ -238,9 +238,11 @@ def activation_backward(
     shape = _check.activation_inputs(gate, up, layout)
     _check.expect_alike("grad", grad, gate)
     _check.expect_shape("grad", grad, shape)
+    # The gradient of an imaginary part is negated where it is read, which kernels do not know.
+    grad = grad.resolve_neg()
     why = _no_kernels(gate)
-    if why is None and gate.device.type == "cpu":
-        why = "the CPU has no kernel for the gradient"
+    if why is None and gate.is_cpu and numerics is not None and numerics.startswith("eager"):
+        why = "the bits of PyTorch's operations were asked for"
     if why is not None:
         halves = (gate, up) if up is not None else _formulas.split(gate, layout or "")
         grads = _formulas.backward(act, numerics, grad, *halves)
@@ -248,6 +250,15 @@ def activation_backward(
         if up is not None:
             return tuple(g.contiguous() for g in grads)  # type: ignore[return-value]
         return _formulas.join(*grads, layout or ""), None
+    if gate.is_cpu:
+        grad_gate = torch.empty(gate.shape, dtype=gate.dtype)
+        grad_up = None if up is None else torch.empty(gate.shape, dtype=gate.dtype)
+        _native.activation_backward(
+            act, numerics, layout, _described(grad), _described(gate), _described_if(up),
+            _described(grad_gate), _described_if(grad_up),
+        )  # fmt: skip
+        note(op, "native cpu", "one pass over the gradient, gate and up")
+        return grad_gate, grad_up
     with _current(gate):
         grad_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
         grad_up = None if up is None else torch.empty_like(grad_gate)
@@ -281,7 +292,8 @@ def composed(x: Tensor, parts: Parts, activation: str, layout: str, numerics: Op
     else:
         h = activation_into("", gate, None, layout, activation, numerics, None)
     # h is a value of T between the two maps in every mode.
-    h = h.to(x.dtype)
+    if h.dtype != x.dtype:
+        h = h.to(x.dtype)
     return h if w_down is None else F.linear(h, w_down, b_down)
 
 

@@ -1,11 +1,14 @@
 //! The activation operation on a device: gate and up are given, there are no weights.
 
-use swiglu_core::{Activation, Arrangement, Element, Error, GateUpRef, Half, MatrixMut, Numerics};
+use swiglu_core::{
+    Activation, Arrangement, Element, Error, GateUpMut, GateUpRef, Half, MatrixMut, MatrixRef,
+    Numerics,
+};
 
 use super::host::through_device;
 use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
-use crate::device::memory::{DeviceData, DeviceMatrixMut, DeviceMatrixRef};
+use crate::device::memory::{DeviceData, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode, expect_gate};
@@ -236,5 +239,43 @@ impl Cuda {
             };
             self.activation(stream, act, numerics, inputs, h)
         })
+    }
+
+    /// (∂L/∂gate, ∂L/∂up) for matrices on the host: copied to the device and back.
+    ///
+    /// # Errors
+    /// As [`Cuda::activation_backward`]; [`CudaError::OutOfMemory`].
+    pub fn activation_backward_host<T: Element>(
+        &self,
+        act: &Activation,
+        numerics: Numerics,
+        out_grad: MatrixRef<'_, T>,
+        inputs: GateUpRef<'_, T>,
+        mut grads: GateUpMut<'_, T>,
+    ) -> Result<()> {
+        let stream = self.stream();
+        let upload = |m| DeviceMatrix::from_host(&stream, m);
+        let room = |[rows, cols]: [usize; 2]| DeviceMatrix::<T>::new(&stream, rows, cols);
+        let (from, to) = (inputs.arrangement(), grads.arrangement());
+        let [first, second] = inputs.tensors();
+        let (dh, first) = (upload(out_grad)?, upload(first)?);
+        let second = (!from.is_packed()).then(|| upload(second)).transpose()?;
+        let on_device = match &second {
+            Some(second) => DeviceGateUp::separate(first.view(), second.view())?,
+            None => DeviceGateUp::packed(first.view(), from)?,
+        };
+        let (first_grad, second_grad) = grads.tensors_mut();
+        let mut first = room(first_grad.shape())?;
+        let mut second = second_grad.as_ref().map(|m| room(m.shape())).transpose()?;
+        let into = match &mut second {
+            Some(second) => DeviceGateUpMut::separate(first.view_mut(), second.view_mut())?,
+            None => DeviceGateUpMut::packed(first.view_mut(), to)?,
+        };
+        self.activation_backward(&stream, act, numerics, dh.view(), on_device, into)?;
+        first.view().download(&stream, first_grad)?;
+        match second.zip(second_grad) {
+            Some((second, place)) => second.view().download(&stream, place),
+            None => Ok(()),
+        }
     }
 }

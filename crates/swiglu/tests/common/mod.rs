@@ -1,7 +1,34 @@
 //! Files of layers, as tests write them.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test binary uses a part of it")]
 
-use swiglu::{BlockType, QuantizedType};
+use swiglu::{
+    Arrangement, BlockType, GateUpMut, GateUpRef, GatedActivation, MatrixMut, MatrixRef,
+    QuantizedType,
+};
+
+/// The gradients of ReLU(gate)·up on a device, in two matrices and in one.
+pub(crate) fn gradients_of_reglu(act: &GatedActivation) {
+    let (gate, up) = ([1.0f32, -1.0, 2.0, 3.0], [5.0, 6.0, 7.0, -8.0]);
+    let dh = [1.0, 1.0, -2.0, 1.0];
+    let [gate, up, dh] = [&gate, &up, &dh].map(|m| MatrixRef::new(m, 2, 2).unwrap());
+    let inputs = GateUpRef::separate(gate, up).unwrap();
+    let (mut first, mut second) = ([f32::NAN; 4], [f32::NAN; 4]);
+    let [a, b] = [&mut first, &mut second].map(|m| MatrixMut::new(m, 2, 2).unwrap());
+    act.backward_into(dh, inputs, GateUpMut::separate(a, b).unwrap()).unwrap();
+    assert_eq!((first, second), ([5.0, 0.0, -14.0, -8.0], [1.0, 0.0, -4.0, 3.0]));
+
+    let both = [5.0, 6.0, 1.0, -1.0, 7.0, -8.0, 2.0, 3.0];
+    let both = MatrixRef::new(&both, 2, 4).unwrap();
+    let inputs = GateUpRef::packed(both, Arrangement::PackedUpFirst).unwrap();
+    let mut grads = [f32::NAN; 8];
+    let mut into = |arrangement| {
+        let place = MatrixMut::new(&mut grads, 2, 4).unwrap();
+        act.backward_into(dh, inputs, GateUpMut::packed(place, arrangement).unwrap())
+    };
+    assert!(into(Arrangement::PackedGateFirst).is_err());
+    into(Arrangement::PackedUpFirst).unwrap();
+    assert_eq!(grads, [1.0, 0.0, 5.0, 0.0, -4.0, 3.0, -14.0, -8.0]);
+}
 
 /// A GGUF file of `[256, 256]` tensors.
 pub(crate) fn gguf(tensors: &[(String, BlockType, Vec<u8>)]) -> Vec<u8> {

@@ -16,7 +16,7 @@ use crate::buffer::Buffer;
 use crate::columns::sum_columns;
 use crate::compiled;
 use crate::cpu::{CallOptions, Cpu};
-use crate::differentiated::{Dh, Differentiated, DifferentiatedRows};
+use crate::differentiated::{Dh, Differentiated, DifferentiatedRows, WORK};
 use crate::epilogue::{Kept, Rows};
 use crate::order::Order;
 use crate::team::Step;
@@ -183,7 +183,7 @@ impl<T: Element> GatedLinear<T> {
         h: Option<Rows<T>>,
     ) -> Differentiated<T> {
         let (activation, numerics) = (self.problem.activation, self.problem.numerics);
-        Differentiated { activation, numerics, gate, up, h }
+        Differentiated { activation, numerics, gate, up, into: [gate, up], h }
     }
 
     /// The derivative over rows in memory; without dh h alone.
@@ -194,8 +194,6 @@ impl<T: Element> GatedLinear<T> {
         m: usize,
         dh: Option<MatrixRef<'_, T>>,
     ) {
-        /// Operations for an element, about.
-        const WORK: f64 = 40.0;
         let dh = dh.map_or(Dh::None, |dh| {
             let first = dh.as_slice().as_ptr().cast_mut();
             Dh::Rows(Rows { first, stride: dh.row_stride(), cols: dh.cols() })
