@@ -82,11 +82,11 @@ pub fn copy(cuda: &Cuda) -> Result<f64> {
     let source = DeviceBuffer::<f32>::zeros(&stream, bytes / 4)?;
     let target = DeviceBuffer::<f32>::new(&stream, bytes / 4)?;
     let bytes = source.len() * 4;
-    let handle = stream.enter()?;
     let seconds = median_seconds(&stream, || {
         let (to, from) = (target.device_ptr(), source.device_ptr());
+        let held = stream.raw_stream().hold()?;
         // SAFETY: both buffers have as many bytes and live until the stream was waited for.
-        unsafe { cu!(cuda.driver(), cuMemcpyDtoDAsync(to, from, bytes, handle)) }
+        unsafe { cu!(cuda.driver(), cuMemcpyDtoDAsync(to, from, bytes, held.handle())) }
     })?;
     Ok(2.0 * bytes as f64 / seconds)
 }

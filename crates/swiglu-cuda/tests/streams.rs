@@ -3,6 +3,8 @@
 // A generic helper is not seen as a test.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
 use crate::common::{self, device, has_gpu};
 use swiglu_core::{
     Activation, DType, Element, GateUpWeights, GatedLinearParams, Matrix, MatrixRef, MlpParams,
@@ -417,6 +419,54 @@ fn a_call_of_another_thread_in_a_capture_is_refused() {
         expected.to_host().unwrap().view(),
         "the capturing thread's call",
     );
+}
+
+/// A call may be between its check and the driver when another thread's capture begins.
+#[test]
+fn captures_begin_between_the_calls_of_other_threads() {
+    let Some(cuda) = device() else { return };
+    let (stream, rounds) = (cuda.new_stream().unwrap(), if has_gpu() { 2000 } else { 300 });
+    let ones = vec![1.0f32; 64];
+    let mut theirs = DeviceBuffer::from_host(&stream, &ones).unwrap();
+    let mut ours = DeviceBuffer::<f32>::new(&stream, 64).unwrap();
+    let (done, taken) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let mut graphs = Vec::new();
+    std::thread::scope(|scope| {
+        let eager = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                for outcome in [theirs.poison(0xFF), theirs.upload(&ones)] {
+                    match outcome {
+                        Ok(()) => {
+                            taken.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(refused) => {
+                            assert!(matches!(refused, CudaError::Capture { .. }), "{refused}");
+                        }
+                    }
+                }
+            }
+        });
+        // Until both have met often enough.
+        while graphs.len() < rounds || taken.load(Ordering::Relaxed) < rounds / 4 {
+            let byte = graphs.len() as u8;
+            graphs.push(stream.capture(|| ours.poison(byte)).unwrap());
+            graphs.truncate(4 * rounds);
+            std::thread::yield_now();
+            if eager.is_finished() {
+                break;
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        eager.join().unwrap();
+    });
+    theirs.upload(&ones).unwrap();
+    for (byte, graph) in graphs.iter().enumerate() {
+        // SAFETY: the graph uses `ours` alone, which lives.
+        unsafe { graph.launch(&stream) }.unwrap();
+        let expected = u32::from_ne_bytes([byte as u8; 4]);
+        assert!(ours.to_host().unwrap().iter().all(|v| v.to_bits() == expected), "{byte}");
+    }
+    assert_eq!(theirs.to_host().unwrap(), ones, "a graph has another thread's work");
 }
 
 /// A tuner that asked for one kernel is not given another's time.

@@ -86,14 +86,15 @@ impl<'a> Capture<'a> {
         // Calls that cannot be captured are refused on this thread only: other threads may go on
         // allocating on other streams.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        let noted = CAPTURES.read().unwrap_or_else(PoisonError::into_inner);
-        stream.raw_stream().begin_log()?;
-        // SAFETY: a valid stream that is not in capture.
-        let begun = unsafe { cu!(stream.cuda().driver(), cuStreamBeginCapture(handle, mode)) };
-        if let Err(why) = begun {
-            stream.raw_stream().end_log();
-            return Err(why);
-        }
+        let raw = stream.raw_stream();
+        let noted = raw.alone(|| {
+            let noted = CAPTURES.read().unwrap_or_else(PoisonError::into_inner);
+            raw.begin_log()?;
+            // SAFETY: a valid stream that is not in capture.
+            let begun = unsafe { cu!(stream.cuda().driver(), cuStreamBeginCapture(handle, mode)) };
+            begun.inspect_err(|_| drop(raw.end_log()))?;
+            Ok(noted)
+        })?;
         BEGUN.set(BEGUN.get() + 1);
         Ok(Self { stream, ended: false, _noted: noted })
     }
@@ -173,7 +174,8 @@ impl Graph {
                 given: format!("device {}", stream.cuda().ordinal()),
             });
         }
-        let handle = stream.enter()?;
+        let held = stream.raw_stream().hold()?;
+        let handle = held.handle();
         for (allocation, access) in &self.uses {
             allocation.order(stream.raw_stream(), *access)?;
         }

@@ -1,6 +1,8 @@
 //! A stream of the driver as memory remembers it: what was enqueued on it can be waited for, also after it has ended.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+mod held;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
@@ -12,6 +14,7 @@ use crate::device::error::{CudaError, Result};
 use crate::device::memory::{Access, Allocation};
 use crate::device::raw_event::{RawEvent, relaxed};
 use crate::device::workspace::Scratch;
+pub(crate) use held::Held;
 
 /// What is known of the order of a stream's work.
 struct State {
@@ -69,6 +72,10 @@ pub(crate) struct RawStream {
     /// Of `state`: whether it is captured, and whether it has ended, for calls that find neither.
     captured: AtomicBool,
     ended: AtomicBool,
+    /// Calls that are enqueuing work or waiting for it. A capture of ours begins when there are none.
+    inside: AtomicUsize,
+    /// Whether a capture of ours is about to begin.
+    closing: AtomicBool,
 }
 
 // SAFETY: a stream handle may be used from any thread, and where not `enter` refuses; the driver synchronises.
@@ -105,6 +112,8 @@ impl RawStream {
             state: Mutex::new(State { phase: Phase::Live, mark: None, log: None, begun_in: None }),
             captured: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            inside: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
         }
     }
 
@@ -137,12 +146,17 @@ impl RawStream {
         }
         let capturer = self.logged(|log| log.by);
         if capturer.is_some_and(|capturer| capturer != std::thread::current().id()) {
-            return Err(CudaError::Capture {
-                what: "work of another thread on the stream".into(),
-                hint: "it would become part of that thread's graph; take another stream, or wait for the end of the capture",
-            });
+            return Err(Self::of_another_thread());
         }
         Ok(self.handle)
+    }
+
+    #[cold]
+    fn of_another_thread() -> CudaError {
+        CudaError::Capture {
+            what: "work of another thread on the stream".into(),
+            hint: "it would become part of that thread's graph; take another stream, or wait for the end of the capture",
+        }
     }
 
     #[cold]
@@ -203,7 +217,7 @@ impl RawStream {
     pub(crate) fn wait_for(&self, other: &RawStream) -> Result<()> {
         let refused =
             |hint| CudaError::Capture { what: "waiting for another stream's work".into(), hint };
-        self.enter()?;
+        let _held = self.hold()?;
         let mut state = other.state();
         match state.phase {
             Phase::Captured | Phase::Ended => {}
@@ -318,7 +332,7 @@ impl RawStream {
         self.record(&mut state)?;
         state.phase = Phase::Captured;
         state.log = Some(CaptureLog::new());
-        self.captured.store(true, Ordering::Release);
+        self.captured.store(true, Ordering::SeqCst);
         Ok(())
     }
 
@@ -337,7 +351,7 @@ impl RawStream {
 
     /// Does something with the log of a capture of ours, if one is under way.
     pub(crate) fn logged<R>(&self, work: impl FnOnce(&mut CaptureLog) -> R) -> Option<R> {
-        if !self.captured.load(Ordering::Acquire) {
+        if !self.captured.load(Ordering::SeqCst) {
             return None;
         }
         self.state().log.as_mut().map(work)

@@ -15,7 +15,7 @@ use crate::device::fork::is_child;
 use crate::device::loading::WithoutLoading;
 use crate::device::memory::Memory;
 use crate::device::raw_event::RawEvent;
-use crate::device::raw_stream::RawStream;
+use crate::device::raw_stream::{Held, RawStream};
 use crate::device::workspace::{Scratch, ScratchPool};
 
 /// Work in order on one device. Clones are the same stream.
@@ -228,11 +228,16 @@ impl Stream {
     /// # Errors
     /// [`CudaError::Capture`]; an earlier kernel's failure, which the driver reports here.
     pub fn synchronize(&self) -> Result<()> {
-        let handle = self.enter()?;
+        let held = self.inner.raw.hold()?;
         self.refuse_capture("waiting for the stream", "wait after the capture")?;
+        self.wait_for_all(&held)
+    }
+
+    /// Waits for what is enqueued on a stream that is held, and that nothing captured when it was.
+    pub(crate) fn wait_for_all(&self, held: &Held<'_>) -> Result<()> {
         self.cuda.memory().drain();
-        // SAFETY: the handle is valid, as it was entered.
-        unsafe { cu!(self.cuda.driver(), cuStreamSynchronize(handle)) }
+        // SAFETY: the handle is valid, as it is held.
+        unsafe { cu!(self.cuda.driver(), cuStreamSynchronize(held.handle())) }
     }
 
     /// Whether calls are being recorded into a graph instead of executed.
@@ -256,14 +261,14 @@ impl Stream {
     /// # Errors
     /// [`CudaError::Capture`] in a capture of ours; what the driver reports.
     pub fn record(&self) -> Result<Event> {
-        let handle = self.enter()?;
+        let held = self.inner.raw.hold()?;
         if self.inner.raw.logged(|_| ()).is_some() {
             let hint = "a graph knows the memory of one stream only; mark it before or after";
             return Err(CudaError::Capture { what: "marking a stream".into(), hint });
         }
         let event = RawEvent::new(self.cuda.context(), true)?;
         // SAFETY: both handles are valid and of this context.
-        unsafe { cu!(self.cuda.driver(), cuEventRecord(event.raw, handle)) }?;
+        unsafe { cu!(self.cuda.driver(), cuEventRecord(event.raw, held.handle())) }?;
         Ok(Event(event))
     }
 
@@ -272,9 +277,9 @@ impl Stream {
     /// # Errors
     /// What the driver reports.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        let handle = self.enter()?;
+        let held = self.inner.raw.hold()?;
         // SAFETY: both handles are valid.
-        unsafe { cu!(self.cuda.driver(), cuStreamWaitEvent(handle, event.0.raw, 0)) }
+        unsafe { cu!(self.cuda.driver(), cuStreamWaitEvent(held.handle(), event.0.raw, 0)) }
     }
 }
 

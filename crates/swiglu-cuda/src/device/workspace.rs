@@ -32,8 +32,9 @@ impl Scratch {
         let bytes = bytes.max(1).checked_next_multiple_of(1 << 16).unwrap_or(bytes);
         let allocation = Allocation::new(memory, home);
         let ptr = allocation.add_block(bytes.saturating_add(BARRIERS))?;
+        let held = home.hold()?;
         // SAFETY: memory that was just allocated on this stream, of at least so many bytes.
-        unsafe { cu!(memory.driver(), cuMemsetD8Async(ptr, 0, BARRIERS, home.handle())) }?;
+        unsafe { cu!(memory.driver(), cuMemsetD8Async(ptr, 0, BARRIERS, held.handle())) }?;
         Ok(Self { allocation, ptr: ptr + BARRIERS as u64, bytes })
     }
 }

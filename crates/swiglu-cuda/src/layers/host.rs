@@ -25,6 +25,8 @@ pub(super) fn through_device<T: Element>(
     let shapes = [Some(out.shape()), Some(first.shape()), second.map(|m| m.shape())];
     let total = shapes.iter().flatten().map(bytes::<T>).fold(0, usize::saturating_add);
     let stream = cuda.stream();
+    // The sources are read until the stream has been waited for, which a capture would refuse.
+    let _held = stream.raw_stream().hold_over()?;
     cuda.with_staging(&stream, total, |mut ptr| {
         let mut place = |shape: [usize; 2]| {
             let ([rows, cols], at) = (shape, ptr);

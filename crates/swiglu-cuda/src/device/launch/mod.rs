@@ -175,7 +175,7 @@ pub(crate) unsafe fn launch<P>(
 ) -> Result<()> {
     let loaded = &*function.0;
     loaded.expect(config, size_of::<P>(), stream)?;
-    let handle = stream.enter()?;
+    let held = stream.raw_stream().hold()?;
     // Only the first `count` are read.
     let unused = CUlaunchAttribute {
         id: Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
@@ -210,7 +210,7 @@ pub(crate) unsafe fn launch<P>(
         blockDimY: 1,
         blockDimZ: 1,
         sharedMemBytes: config.dynamic_shared,
-        hStream: handle,
+        hStream: held.handle(),
         attrs: attributes.as_mut_ptr(),
         numAttrs: count as u32,
     };

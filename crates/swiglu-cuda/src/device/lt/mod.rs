@@ -343,6 +343,7 @@ impl Lt {
             }
             None => None,
         };
+        let held = stream.raw_stream().hold()?;
         let (one, before) = (1.0f32, if product.accumulate { 1.0f32 } else { 0.0 });
         let y = y as *mut c_void;
         // SAFETY: live descriptors; the caller vouches for the memory. The two factors are read
@@ -366,7 +367,7 @@ impl Lt {
                     &prepared.algorithm,
                     scratch as *mut c_void,
                     self.scratch_bytes,
-                    stream.raw_stream().handle(),
+                    held.handle(),
                 )
             )
         }

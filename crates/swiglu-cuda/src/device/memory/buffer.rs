@@ -128,10 +128,11 @@ impl<T: DeviceData> DeviceBuffer<T> {
         if bytes == 0 {
             return Ok(());
         }
-        let handle = self.stream.enter()?;
+        let held = self.stream.raw_stream().hold()?;
         self.allocation.order(self.stream.raw_stream(), Access::Write)?;
+        let driver = self.stream.cuda().driver();
         // SAFETY: the buffer has `bytes` bytes and lives on this stream's device.
-        unsafe { cu!(self.stream.cuda().driver(), cuMemsetD8Async(self.ptr, byte, bytes, handle)) }
+        unsafe { cu!(driver, cuMemsetD8Async(self.ptr, byte, bytes, held.handle())) }
     }
 
     fn expect_len(&self, given: usize) -> Result<()> {

@@ -9,10 +9,14 @@ use crate::device::sys::{CUDA_MEMCPY2D, CUmemorytype};
 use super::DeviceData;
 use crate::device::driver::cu;
 use crate::device::error::Result;
+use crate::device::raw_stream::Held;
 use crate::device::stream::Stream;
 
-fn ready(stream: &Stream) -> Result<()> {
-    stream.refuse_capture("copying between host and device", "copy before or after the capture")
+/// A stream that may copy, and be waited for, while the result lives.
+fn ready(stream: &Stream) -> Result<Held<'_>> {
+    let held = stream.raw_stream().hold()?;
+    stream.refuse_capture("copying between host and device", "copy before or after the capture")?;
+    Ok(held)
 }
 
 /// Writes `data` to `ptr`, which has room for it.
@@ -21,14 +25,13 @@ pub(super) fn from_host<T: DeviceData>(stream: &Stream, ptr: u64, data: &[T]) ->
     if bytes == 0 {
         return Ok(());
     }
-    ready(stream)?;
+    let held = ready(stream)?;
     let source = data.as_ptr().cast::<c_void>();
     let driver = stream.cuda().driver();
     // SAFETY: the source is a slice, the target has room by contract of this function, and the
     // slice is borrowed until the copy is complete.
-    let outcome =
-        unsafe { cu!(driver, cuMemcpyHtoDAsync(ptr, source, bytes, stream.raw_stream().handle())) };
-    outcome.and(stream.synchronize())
+    let outcome = unsafe { cu!(driver, cuMemcpyHtoDAsync(ptr, source, bytes, held.handle())) };
+    outcome.and(stream.wait_for_all(&held))
 }
 
 /// Fills `data` from `ptr`, which has as many elements.
@@ -41,14 +44,13 @@ pub(super) fn to_host<T: DeviceData>(
     if bytes == 0 {
         return Ok(());
     }
-    ready(stream)?;
+    let held = ready(stream)?;
     let target = data.as_mut_ptr().cast::<c_void>();
     let driver = stream.cuda().driver();
     // SAFETY: the target is a slice, the source has as many bytes by contract of this function, and
     // the slice is borrowed until the copy is complete.
-    let outcome =
-        unsafe { cu!(driver, cuMemcpyDtoHAsync(target, ptr, bytes, stream.raw_stream().handle())) };
-    outcome.and(stream.synchronize())
+    let outcome = unsafe { cu!(driver, cuMemcpyDtoHAsync(target, ptr, bytes, held.handle())) };
+    outcome.and(stream.wait_for_all(&held))
 }
 
 /// Which way a copy goes.
@@ -78,10 +80,11 @@ pub(super) unsafe fn rows(stream: &Stream, copy: &Rows) -> Result<()> {
     if copy.width == 0 || copy.rows == 0 {
         return Ok(());
     }
+    let held = ready(stream)?;
     // SAFETY: passed on from the caller.
-    let outcome = unsafe { enqueue(stream, copy) };
+    let outcome = unsafe { pieces(stream, &held, copy) };
     // Also after a failure: copies enqueued before it may still run.
-    outcome.and(stream.synchronize())
+    outcome.and(stream.wait_for_all(&held))
 }
 
 /// Enqueues copies of rows, also some of them where it fails.
@@ -92,24 +95,31 @@ pub(super) unsafe fn enqueue(stream: &Stream, copy: &Rows) -> Result<()> {
     if copy.width == 0 || copy.rows == 0 {
         return Ok(());
     }
-    ready(stream)?;
+    let held = ready(stream)?;
+    // SAFETY: passed on from the caller.
+    unsafe { pieces(stream, &held, copy) }
+}
+
+/// Enqueues copies of rows, of which there are some.
+///
+/// # Safety
+/// As [`enqueue`].
+unsafe fn pieces(stream: &Stream, held: &Held<'_>, copy: &Rows) -> Result<()> {
     // The driver takes pitches up to this, and none that is shorter than a row.
     const MAX_PITCH: usize = i32::MAX as usize;
     let pitches = [copy.device_pitch, copy.host_pitch];
     if copy.rows == 1 || pitches == [copy.width; 2] {
         // SAFETY: rows without gaps are one piece.
-        return unsafe { flat(stream, copy, 0, copy.width * copy.rows) };
+        return unsafe { flat(stream, held, copy, 0, copy.width * copy.rows) };
     }
     if pitches.iter().all(|pitch| (copy.width..=MAX_PITCH).contains(pitch)) {
         let driver = stream.cuda().driver();
         // SAFETY: the caller vouches for both sides.
-        return unsafe {
-            cu!(driver, cuMemcpy2DAsync(&describe(copy), stream.raw_stream().handle()))
-        };
+        return unsafe { cu!(driver, cuMemcpy2DAsync(&describe(copy), held.handle())) };
     }
     for row in 0..copy.rows {
         // SAFETY: one of the rows that both sides span.
-        unsafe { flat(stream, copy, row, copy.width) }?;
+        unsafe { flat(stream, held, copy, row, copy.width) }?;
     }
     Ok(())
 }
@@ -118,18 +128,24 @@ pub(super) unsafe fn enqueue(stream: &Stream, copy: &Rows) -> Result<()> {
 ///
 /// # Safety
 /// Both sides have them; otherwise as [`enqueue`].
-unsafe fn flat(stream: &Stream, copy: &Rows, row: usize, bytes: usize) -> Result<()> {
+unsafe fn flat(
+    stream: &Stream,
+    held: &Held<'_>,
+    copy: &Rows,
+    row: usize,
+    bytes: usize,
+) -> Result<()> {
     let driver = stream.cuda().driver();
     let device = copy.device + (row * copy.device_pitch) as u64;
     let host = copy.host.wrapping_byte_add(row * copy.host_pitch);
     match copy.direction {
         // SAFETY: the caller vouches for both sides.
         Direction::ToDevice => unsafe {
-            cu!(driver, cuMemcpyHtoDAsync(device, host, bytes, stream.raw_stream().handle()))
+            cu!(driver, cuMemcpyHtoDAsync(device, host, bytes, held.handle()))
         },
         // SAFETY: as above.
         Direction::ToHost => unsafe {
-            cu!(driver, cuMemcpyDtoHAsync(host, device, bytes, stream.raw_stream().handle()))
+            cu!(driver, cuMemcpyDtoHAsync(host, device, bytes, held.handle()))
         },
     }
 }

@@ -93,7 +93,7 @@ impl Memory {
         if bytes == 0 {
             return Ok(0);
         }
-        let handle = stream.enter()?;
+        let held = stream.hold()?;
         if stream.is_capturing()? {
             return Err(CudaError::Capture {
                 what: format!("allocating {bytes} bytes"),
@@ -105,7 +105,7 @@ impl Memory {
         // A graph's scratch memory is allocated by a thread that captures another stream.
         let code = relaxed(self.driver(), |driver| match self.pools {
             // SAFETY: a valid place for the address, a valid stream.
-            true => unsafe { (driver.cuMemAllocAsync)(&mut ptr, bytes, handle) },
+            true => unsafe { (driver.cuMemAllocAsync)(&mut ptr, bytes, held.handle()) },
             // SAFETY: a valid place for the address.
             false => unsafe { (driver.cuMemAlloc)(&mut ptr, bytes) },
         });
@@ -143,14 +143,12 @@ impl Memory {
         // Made before the turn, as a stream that is not needed ends.
         let _ = self.internal();
         let _turn = self.context.turns.read().unwrap_or_else(PoisonError::into_inner);
-        let handle = match self.behind(&freed) {
-            Ok(handle) => handle,
-            Err(_) => return Err(freed),
-        };
+        let Ok(on) = self.behind(&freed) else { return Err(freed) };
+        let Ok(held) = on.as_ref().map(|on| on.hold()).transpose() else { return Err(freed) };
         for ptr in freed.blocks.drain(..) {
-            relaxed(self.driver(), |driver| match handle {
+            relaxed(self.driver(), |driver| match &held {
                 // SAFETY: allocated by `alloc` and freed once, behind all that uses it.
-                Some(handle) => unsafe { (driver.cuMemFreeAsync)(ptr, handle) },
+                Some(held) => unsafe { (driver.cuMemFreeAsync)(ptr, held.handle()) },
                 // SAFETY: allocated by `alloc` and freed once; nothing uses it any more.
                 None => unsafe { (driver.cuMemFree)(ptr) },
             });
@@ -159,7 +157,7 @@ impl Memory {
     }
 
     /// A stream whose work comes behind all that uses the memory; none is needed if that is done.
-    fn behind(&self, freed: &Freed) -> Result<Option<crate::device::sys::CUstream>> {
+    fn behind(&self, freed: &Freed) -> Result<Option<Arc<RawStream>>> {
         let mut users = freed.users.iter().chain([&freed.home]);
         self.context.bind()?;
         if !self.pools {
@@ -173,7 +171,7 @@ impl Memory {
         }
         let on = if freed.home.takes_work() { &freed.home } else { self.internal()? };
         users.filter(|user| !Arc::ptr_eq(user, on)).try_for_each(|user| on.wait_for(user))?;
-        Ok(Some(on.enter()?))
+        Ok(Some(on.clone()))
     }
 
     /// Keeps memory until the device is dropped.
