@@ -430,7 +430,7 @@ fn captures_begin_between_the_calls_of_other_threads() {
     let mut theirs = DeviceBuffer::from_host(&stream, &ones).unwrap();
     let mut ours = DeviceBuffer::<f32>::new(&stream, 64).unwrap();
     let (done, taken) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let mut graphs = Vec::new();
+    let (mut graphs, mut captured) = (Vec::new(), Ok(()));
     std::thread::scope(|scope| {
         let eager = scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
@@ -449,15 +449,16 @@ fn captures_begin_between_the_calls_of_other_threads() {
         // Until both have met often enough.
         while graphs.len() < rounds || taken.load(Ordering::Relaxed) < rounds / 4 {
             let byte = graphs.len() as u8;
-            graphs.push(stream.capture(|| ours.poison(byte)).unwrap());
+            captured = stream.capture(|| ours.poison(byte)).map(|graph| graphs.push(graph));
             graphs.truncate(4 * rounds);
             std::thread::yield_now();
-            if eager.is_finished() {
+            if captured.is_err() || eager.is_finished() {
                 break;
             }
         }
         done.store(true, Ordering::Relaxed);
         eager.join().unwrap();
+        captured.unwrap();
     });
     theirs.upload(&ones).unwrap();
     for (byte, graph) in graphs.iter().enumerate() {

@@ -250,6 +250,11 @@ fn differentiate<T: Element>(
     (gate, up): Pair<'_>,
     (grad_gate, grad_up): Pair<'_>,
 ) -> swiglu::Result<()> {
+    if grad_up.is_some_and(|grad_up| !grad_up.is_apart(grad_gate)) {
+        let what = "gradients of gate and up in the same memory".into();
+        let why = "each is written apart; give them as one array in the arrangement of the inputs";
+        return Err(CoreError::Unsupported { what, why: why.into() }.into());
+    }
     let read: Vec<&Tensor> = [grad, gate].into_iter().chain(up).collect();
     // SAFETY: as in `compute`; the gradients lie apart from what is read, or are computed beside it.
     unsafe {
@@ -258,13 +263,10 @@ fn differentiate<T: Element>(
         let inputs = rows.view(how)?;
         let what = "gradient of the gate";
         grad_gate.fill::<T>(what, &read, |first| match grad_up {
-            Some(grad_up) => {
-                let others: Vec<&Tensor> = read.iter().copied().chain([grad_gate]).collect();
-                grad_up.fill::<T>("gradient of up", &others, |second| {
-                    let grads = GateUpMut::separate(first, second)?;
-                    act.backward_into(dh.view(), inputs, grads)
-                })
-            }
+            Some(grad_up) => grad_up.fill::<T>("gradient of up", &read, |second| {
+                let grads = GateUpMut::separate(first, second)?;
+                act.backward_into(dh.view(), inputs, grads)
+            }),
             None => act.backward_into(dh.view(), inputs, GateUpMut::packed(first, how)?),
         })
     }

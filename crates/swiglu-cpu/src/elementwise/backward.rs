@@ -14,13 +14,11 @@ use crate::differentiated::{Dh, Differentiated, DifferentiatedRows, WORK};
 use crate::epilogue::Rows;
 use crate::team::Step;
 
-/// Gate and up as the kernel takes them: rows of each, or one row after the other in groups.
+/// Gate and up as the kernel takes them: rows of each, from their first elements on.
 #[derive(Clone, Copy)]
 struct Halves<T> {
     gate: Rows<T>,
     up: Rows<T>,
-    /// Elements of a group; none where the halves are whole.
-    group: Option<usize>,
 }
 
 impl<T: Element> Halves<T> {
@@ -31,27 +29,23 @@ impl<T: Element> Halves<T> {
             let (first, stride) = tensors[tensor];
             Rows { first: first.wrapping_add(column), stride, cols: intermediate }
         };
-        let group = match arrangement {
-            Arrangement::Interleaved { group } if group < intermediate => Some(group),
-            _ => None,
-        };
-        Self { gate: half(Half::Gate), up: half(Half::Up), group }
+        Self { gate: half(Half::Gate), up: half(Half::Up) }
     }
 
     /// As one row, where that is how they lie.
     fn joined(self, m: usize) -> Self {
         let joined = |rows: Rows<T>| Rows { cols: m * rows.cols, ..rows };
-        Self { gate: joined(self.gate), up: joined(self.up), ..self }
+        Self { gate: joined(self.gate), up: joined(self.up) }
     }
 
     fn is_dense(&self) -> bool {
-        self.group.is_none() && [self.gate, self.up].iter().all(|rows| rows.stride == rows.cols)
+        [self.gate, self.up].iter().all(|rows| rows.stride == rows.cols)
     }
+}
 
-    /// Where column `col` of a row in groups lies, from the row's first.
-    fn at(col: usize, group: usize) -> usize {
-        col / group * 2 * group + col % group
-    }
+/// Where column `col` of a row in groups lies, from the row's first.
+fn in_groups(col: usize, group: usize) -> usize {
+    col / group * 2 * group + col % group
 }
 
 /// What all workers are told.
@@ -62,6 +56,8 @@ struct Task<T> {
     dh: Rows<T>,
     given: Halves<T>,
     into: Halves<T>,
+    /// Elements of a group, where gate and up change places within rows.
+    group: Option<usize>,
 }
 
 // SAFETY: workers read shared inputs and write disjoint parts of rows.
@@ -80,11 +76,11 @@ impl<T: Element> Task<T> {
     /// # Safety
     /// They lie inside the operands, nothing else uses what is written, and the instruction set is there.
     unsafe fn run(&self, cpu: &Cpu, row: usize, cols: Range<usize>) {
-        let Self { dh, given, into, .. } = *self;
+        let Self { dh, given, into, group, .. } = *self;
         let dh = dh.from(row);
         let whole = |halves: Halves<T>| [halves.gate.from(row), halves.up.from(row)];
         let (given_rows, into_rows) = (whole(given), whole(into));
-        let (Some(from), Some(to)) = (given.group, into.group) else {
+        let Some(group) = group else {
             let kernel = DifferentiatedRows { cols, ..self.rows(dh, given_rows, into_rows) };
             // SAFETY: the caller's.
             return unsafe { compiled::differentiated(cpu.isa(), kernel) };
@@ -96,7 +92,7 @@ impl<T: Element> Task<T> {
             for (half, rows) in tile.iter_mut().zip(given_rows) {
                 for (i, value) in half[..count].iter_mut().enumerate() {
                     // SAFETY: the caller's: the column is one of the row's.
-                    *value = unsafe { *rows.first.add(Halves::<T>::at(start + i, from)) };
+                    *value = unsafe { *rows.first.add(in_groups(start + i, group)) };
                 }
             }
             let separated = tile.each_mut().map(|half| Rows {
@@ -110,7 +106,7 @@ impl<T: Element> Task<T> {
             for (half, rows) in tile.iter().zip(into_rows) {
                 for (i, value) in half[..count].iter().enumerate() {
                     // SAFETY: as above, and nobody else writes it.
-                    unsafe { *rows.first.add(Halves::<T>::at(start + i, to)) = *value };
+                    unsafe { *rows.first.add(in_groups(start + i, group)) = *value };
                 }
             }
         }
@@ -154,8 +150,12 @@ impl Cpu {
         });
         let into = Halves::of(arrangement, [written, second], h);
         let (first, stride) = read(&out_grad);
-        let mut task =
-            Task { activation: *act, numerics, dh: Rows { first, stride, cols: h }, given, into };
+        let dh = Rows { first, stride, cols: h };
+        let group = match arrangement {
+            Arrangement::Interleaved { group } if group < h => Some(group),
+            _ => None,
+        };
+        let mut task = Task { activation: *act, numerics, dh, given, into, group };
         let mut rows = m;
         if given.is_dense() && into.is_dense() && stride == h {
             // Dense rows are one long row: no tails but the last.

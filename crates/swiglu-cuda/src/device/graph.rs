@@ -21,7 +21,8 @@ impl Stream {
     /// Records what `enqueue` puts on this stream into a graph, without executing it.
     ///
     /// Kernels must be compiled before: run the same calls once, on any stream, or `reserve`. The graph has scratch memory
-    /// of its own, and keeps the weights and matrices that the calls use, but not foreign memory.
+    /// of its own, and keeps the weights and matrices that the calls use, but not foreign memory. It begins when calls of other
+    /// threads that are in progress on this stream have returned, and those that come until it ends are refused.
     ///
     /// # Errors
     /// What `enqueue` returns; [`CudaError::Capture`] if the stream is already in capture or is the

@@ -144,8 +144,7 @@ impl RawStream {
                 self.refused("it belongs to another thread: give each thread a stream of its own")
             );
         }
-        let capturer = self.logged(|log| log.by);
-        if capturer.is_some_and(|capturer| capturer != std::thread::current().id()) {
+        if self.captured.load(Ordering::SeqCst) && self.is_captured_elsewhere() {
             return Err(Self::of_another_thread());
         }
         Ok(self.handle)
@@ -349,12 +348,20 @@ impl RawStream {
         self.logged(|log| log.note(allocation, access)).is_some()
     }
 
-    /// Does something with the log of a capture of ours, if one is under way.
+    /// Whether another thread captures it, by ours.
+    #[cold]
+    fn is_captured_elsewhere(&self) -> bool {
+        let here = std::thread::current().id();
+        self.state().log.as_ref().is_some_and(|log| log.by != here)
+    }
+
+    /// Does something with the log of a capture of ours, if this thread has one under way: what others use is none of its.
     pub(crate) fn logged<R>(&self, work: impl FnOnce(&mut CaptureLog) -> R) -> Option<R> {
         if !self.captured.load(Ordering::SeqCst) {
             return None;
         }
-        self.state().log.as_mut().map(work)
+        let here = std::thread::current().id();
+        self.state().log.as_mut().filter(|log| log.by == here).map(work)
     }
 }
 

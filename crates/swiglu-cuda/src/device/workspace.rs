@@ -205,6 +205,8 @@ impl Cuda {
         enqueue: impl FnOnce(Work) -> Result<R>,
     ) -> Result<R> {
         let mut own = stream.inner().scratch();
+        // No other thread's capture begins between the kernels of a call.
+        let _held = stream.raw_stream().hold_over()?;
         if bytes == 0 {
             return enqueue(Work { ptr: 0, barrier: 0 });
         }

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::RawStream;
 use crate::device::error::Result;
@@ -34,7 +35,8 @@ pub(crate) struct HeldOver<'a>(Held<'a>);
 impl Drop for HeldOver<'_> {
     fn drop(&mut self) {
         let address = self.0.0.address();
-        HELD.with_borrow_mut(|held| {
+        let _ = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
             if let Some(at) = held.iter().rposition(|&other| other == address) {
                 held.remove(at);
             }
@@ -52,18 +54,25 @@ impl RawStream {
         self.inside.fetch_add(1, Ordering::SeqCst);
         let held = Held(self);
         // Either sees the other: this the capture that is about to begin, or that one this call.
-        if self.closing.load(Ordering::SeqCst) && !HELD.with_borrow(|h| h.contains(&self.address()))
-        {
+        if self.closing.load(Ordering::SeqCst) && !self.is_this_threads() {
             return Err(Self::of_another_thread());
         }
         self.enter()?;
         Ok(held)
     }
 
+    /// Whether a call of this thread holds the stream over this one, or its capture is under way.
+    #[cold]
+    fn is_this_threads(&self) -> bool {
+        // Where a thread ends, what it drops finds no list.
+        let held = HELD.try_with(|held| held.borrow().contains(&self.address()));
+        held.unwrap_or(false) || self.logged(|_| ()).is_some()
+    }
+
     /// The same, for calls of this thread that hold the stream themselves.
     pub(crate) fn hold_over(&self) -> Result<HeldOver<'_>> {
         let held = self.hold()?;
-        HELD.with_borrow_mut(|held| held.push(self.address()));
+        let _ = HELD.try_with(|held| held.borrow_mut().push(self.address()));
         Ok(HeldOver(held))
     }
 
@@ -79,9 +88,69 @@ impl RawStream {
             return Err(Self::of_another_thread());
         }
         let _open = Open(&self.closing);
+        let mut turns = 0u32;
         while self.inside.load(Ordering::SeqCst) > 0 {
-            std::thread::yield_now();
+            // Enqueuing takes microseconds; a call that waits for the device, any time.
+            match turns {
+                ..100 => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(50)),
+            }
+            turns = turns.saturating_add(1);
         }
         begin()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use crate::common;
+
+    use super::*;
+
+    #[test]
+    fn a_capture_waits_for_who_is_inside_and_refuses_the_rest() {
+        let Some(cuda) = common::device() else { return };
+        let stream = cuda.new_stream().unwrap();
+        let raw = stream.raw_stream();
+        let elsewhere = |call: &(dyn Fn() -> bool + Sync)| {
+            thread::scope(|scope| scope.spawn(call).join().unwrap())
+        };
+        let begun = AtomicBool::new(false);
+        let over = raw.hold_over().unwrap();
+        thread::scope(|scope| {
+            let begun = &begun;
+            let begin = || {
+                begun.store(true, Ordering::SeqCst);
+                Ok(())
+            };
+            let capture = scope.spawn(move || raw.alone(begin));
+            while !raw.closing.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            assert!(raw.hold().is_ok(), "a call within another of this thread");
+            assert!(elsewhere(&|| raw.hold().is_err()) && !begun.load(Ordering::SeqCst));
+            drop(over);
+            capture.join().unwrap().unwrap();
+        });
+        assert!(begun.load(Ordering::SeqCst) && elsewhere(&|| raw.hold().is_ok()));
+    }
+
+    #[test]
+    fn what_a_capture_uses_is_what_its_own_thread_does() {
+        let Some(cuda) = common::device() else { return };
+        let stream = cuda.new_stream().unwrap();
+        let raw = stream.raw_stream();
+        raw.alone(|| raw.begin_log()).unwrap();
+        thread::scope(|scope| {
+            let other = || (raw.logged(|_| ()).is_none(), raw.hold().is_err());
+            assert_eq!(scope.spawn(other).join().unwrap(), (true, true));
+        });
+        // Another thread that would begin one too changes nothing for this one.
+        raw.closing.store(true, Ordering::SeqCst);
+        assert!(raw.hold().is_ok() && raw.logged(|_| ()).is_some());
+        raw.closing.store(false, Ordering::SeqCst);
+        assert!(raw.end_log().is_some() && raw.logged(|_| ()).is_none());
     }
 }
