@@ -1,6 +1,6 @@
 """Runs tests of other projects with our operators in the place of theirs, and prints a table.
 
-    python python/foreign/run.py [--into DIR] [liger] [quack] [transformers]
+    python python/foreign/run.py [--into DIR] [liger] [convergence] [quack] [transformers]
 
 Sources come from PyPI; nothing of them is kept in this repository. Each suite runs in a
 process of its own, with a plugin of this directory that says what is replaced. What is deselected is listed with its reason.

@@ -42,6 +42,8 @@ def described(what: str, array: Any) -> Union[Described, Any]:
         # A class has the method too.
         if isinstance(array, type) or not hasattr(array, "__dlpack__"):
             raise wrong(what, "an array (numpy, or with __dlpack__)", said(array), "numpy.asarray(..., 'float32') makes one")
+        if is_torch(array) and array.is_neg():
+            raise wrong(what, "elements as they are in memory", "a view that negates them", "resolve_neg() copies", "layout")
         return array
     if isinstance(array, sys.modules["numpy"].ma.MaskedArray):
         raise wrong(what, "an array without a mask, which would be lost", said(array), "x.filled(0) is one")

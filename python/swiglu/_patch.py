@@ -98,17 +98,19 @@ class PatchReport:
 
 def _activation_of(act: Any) -> str:
     """The name of a block's activation, by what it is: a name or a class alone could lie."""
-    if isinstance(act, nn.SiLU) or act in (F.silu, torch.nn.functional.silu):
+    if isinstance(act, nn.Module) and "forward" in vars(act):
+        raise _Left(f"its activation {type(act).__name__} has a forward of its own")
+    if type(act) is nn.SiLU or act in (F.silu, torch.nn.functional.silu):
         return "swiglu"
-    if isinstance(act, nn.GELU):
+    if type(act) is nn.GELU:
         return "geglu" if act.approximate == "none" else "geglu-tanh"
     if act is F.gelu:
         return "geglu"
-    if isinstance(act, nn.ReLU) or act in (F.relu, torch.relu):
+    if type(act) is nn.ReLU or act in (F.relu, torch.relu):
         return "reglu"
-    if isinstance(act, nn.Sigmoid) or act is torch.sigmoid:
+    if type(act) is nn.Sigmoid or act is torch.sigmoid:
         return "glu"
-    if isinstance(act, nn.Identity):
+    if type(act) is nn.Identity:
         return "bilinear"
     # Classes of transformers that are one function, whatever they call to compute it: taken only where they agree with it.
     name = type(act).__name__
@@ -136,33 +138,31 @@ def _check_linear(name: str, linear: Any) -> None:
     _no_hooks(name, linear)
     if "forward" in vars(linear):
         raise _Left(f"{name} has a forward of its own")
-    for what, t in (("weight", linear.weight), ("bias", linear.bias)):
-        if t is None:
+    own = linear._parameters
+    for what in ("weight", "bias"):
+        t = own.get(what)
+        if t is None and what in own and what == "bias":
             continue
-        if type(t) is not nn.Parameter and type(t) is not Tensor:
-            raise _Left(f"the {what} of {name} is a {type(t).__module__}.{type(t).__qualname__}, not a plain tensor")
+        if type(t) is not nn.Parameter:
+            kind = type(t)
+            given = "not there" if t is None else f"a {kind.__module__}.{kind.__qualname__}"
+            raise _Left(f"the {what} of {name} is {given}, not a plain parameter")
+        if t.layout != torch.strided:
+            raise _Left(f"the {what} of {name} lies in memory as {t.layout}")
         if not t.dtype.is_floating_point:
             raise _Left(f"the {what} of {name} has {t.dtype} elements")
         if t.device.type == "meta":
             raise _Left(f"the {what} of {name} has no values (device meta)")
 
 
-def _hooked(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
-
-
 def _map(linear: Any) -> Tuple[Tensor, Optional[Tensor]]:
     """Weight and bias; in the module's own dictionary, since to ask a module takes a microsecond each."""
     own: Dict[str, Any] = linear._parameters
-    weight, bias = own.get("weight"), own.get("bias")
-    # A weight norm or the like has them elsewhere.
-    return linear.weight if weight is None else weight, bias if "bias" in own else linear.bias
+    return own["weight"], own["bias"] if "bias" in own else linear.bias
 
 
 def _no_hooks(name: str, module: nn.Module) -> None:
-    if _hooked(module):
+    if _check.hooked(module):
         raise _Left(f"{name} has hooks, which would not be called")
 
 
@@ -177,6 +177,7 @@ _HOOKS_OF_ALL: Tuple[Dict[int, Any], ...] = (
 
 @contextmanager
 def _without_hooks_of_all() -> Iterator[None]:
+    """Nor does another thread's module call them meanwhile, and one that is removed there meanwhile comes back."""
     kept = [dict(hooks) for hooks in _HOOKS_OF_ALL]
     for hooks in _HOOKS_OF_ALL:
         hooks.clear()
@@ -197,20 +198,24 @@ def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
         act = getattr(module, found.act_name, None)
     if act is not found.act:
         return "its activation is another one now"
-    if isinstance(act, nn.Module) and _hooked(act):
-        return "its activation has hooks"
+    if isinstance(act, nn.Module):
+        if _check.hooked(act):
+            return "its activation has hooks"
+        if "forward" in act.__dict__:
+            return "its activation has a forward of its own"
+        if type(act) is nn.GELU and (act.approximate == "none") != (found.activation == "geglu"):
+            return "its activation is another one now"
     # Maps that are called may be whatever they have become.
     for name in () if level == "activation" else found.linears[:-1] if level == "gated" else found.linears:
-        linear: Any = children.get(name)
-        if type(linear) is not nn.Linear:
-            return f"{name} is no longer a plain torch.nn.Linear"
-        if _hooked(linear):
-            return f"{name} has hooks"
-        own = linear.__dict__
-        if "forward" in own:
-            return f"{name} has a forward of its own"
-        if type(own["_parameters"].get("weight")) is not nn.Parameter:
+        changed = _check.changed(children, name)
+        if changed is not None:
+            return changed
+        own: Dict[str, Any] = children[name]._parameters  # type: ignore[union-attr]
+        # Under a mode, such as that of an export, they may be its own kind of tensors, which operators take.
+        if type(own.get("weight")) is not nn.Parameter and not ops._door._modes():
             return f"the weight of {name} is no longer a plain parameter"
+        if type(own.get("bias")) not in (nn.Parameter, type(None)) and not ops._door._modes():
+            return f"the bias of {name} is no longer a plain parameter"
     return None
 
 
@@ -220,8 +225,8 @@ def _looks_like_one(module: nn.Module) -> bool:
 
 
 def _experts(module: nn.Module) -> bool:
-    own = module._parameters
-    return "down_proj" in own and ("gate_up_proj" in own or {"gate_proj", "up_proj"} <= set(own))
+    of_several = {name for name, t in module._parameters.items() if t is not None and t.dim() == 3}
+    return "down_proj" in of_several and ("gate_up_proj" in of_several or {"gate_proj", "up_proj"} <= of_several)
 
 
 def recognise(module: nn.Module) -> Found:
@@ -273,22 +278,29 @@ def _level_of(module: nn.Module, linears: Tuple[str, ...]) -> Tuple[str, Optiona
     try:
         for name in linears[:-1]:
             _check_linear(name, module._modules[name])
-        _check_weights([module._modules[name] for name in linears[:-1]])
+        _check_weights(module, linears[:-1])
     except _Left as why:
         return "activation", str(why)
     try:
         _check_linear(linears[-1], module._modules[linears[-1]])
-        _check_weights([module._modules[name] for name in linears])
+        _check_weights(module, linears)
     except _Left as why:
         return "gated", str(why)
     return "block", None
 
 
-def _check_weights(linears: List[Any]) -> None:
-    weights: List[Tensor] = [linear.weight for linear in linears]
-    tensors = [*weights, *(linear.bias for linear in linears if linear.bias is not None)]
+def _check_weights(module: nn.Module, names: Tuple[str, ...]) -> None:
+    linears: List[Any] = [module._modules[name] for name in names]
+    tensors = [t for linear in linears for t in (linear.weight, linear.bias) if t is not None]
     if len({t.dtype for t in tensors}) > 1 or len({t.device for t in tensors}) > 1:
         raise _Left("its weights differ in element type or device")
+    shapes = {name: tuple(linear.weight.shape) for name, linear in zip(names, linears)}
+    for name, linear in zip(names, linears):
+        if len(shapes[name]) != 2 or linear.bias is not None and tuple(linear.bias.shape) != shapes[name][:1]:
+            raise _Left(f"the weight and the bias of {name} do not fit each other")
+    features = shapes[names[0]][0] // (2 if names[0] == "gate_up_proj" else 1)
+    if shapes.get("up_proj", shapes[names[0]]) != shapes[names[0]] or shapes.get("down_proj", (0, features))[1] != features:
+        raise _Left(f"its weights do not fit each other: {shapes}")
 
 
 def _expect_same(module: nn.Module, linears: Tuple[str, ...], activation: str) -> None:

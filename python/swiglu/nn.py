@@ -82,6 +82,19 @@ class _Gated(nn.Module):
             return self.gate_up_proj.weight, None, self.gate_up_proj.bias, None
         return self.gate_proj.weight, self.up_proj.weight, self.gate_proj.bias, self.up_proj.bias
 
+    def _h_of_called(self, x: Tensor) -> Optional[Tensor]:
+        """h by maps that are called, because their weights alone are not what they compute; None where they are."""
+        names = ("gate_up_proj",) if self.packed else ("gate_proj", "up_proj")
+        why = next(filter(None, (_check.changed(self._modules, name) for name in (*names, "down_proj") if name in self._modules)), None)
+        if why is None:
+            return None
+        if self.gradient_accumulation_fusion:
+            raise error("unsupported", "gradient_accumulation_fusion", f"{why}, and its weights' gradients are its own")
+        how: Any = {"activation": self.activation, "numerics": self.numerics}
+        if self.packed:
+            return ops.glu(self.gate_up_proj(x), **how)
+        return ops.silu_mul(self.gate_proj(x), self.up_proj(x), **how)
+
     @property
     def hidden(self) -> int:
         """Input features, K."""
@@ -125,6 +138,9 @@ class GatedLinear(_Gated):
         self._make(hidden, intermediate, bias, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        called = self._h_of_called(x)
+        if called is not None:
+            return called
         w_gate, w_up, b_gate, b_up = self._weights()
         return ops.gated_linear(
             x, w_gate, w_up, b_gate, b_up, activation=self.activation, save=self.save, numerics=self.numerics,
@@ -179,6 +195,10 @@ class MLP(_Gated):
         return made
 
     def forward(self, x: Tensor) -> Tensor:
+        called = self._h_of_called(x)
+        if called is not None:
+            y: Tensor = self.down_proj(called)
+            return y
         w_gate, w_up, b_gate, b_up = self._weights()
         biases = (b_gate, b_up, self.down_proj.bias)
         return ops.mlp(
@@ -213,8 +233,8 @@ class Frozen(nn.Module):
         self.dtype = w_gate.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_autocast_enabled("cpu") and x.is_floating_point():
-            # As linear maps: any element type in, that of the region out.
+        if torch.is_autocast_enabled("cpu") and isinstance(x, Tensor) and x.dtype in _check.COMPUTED - {torch.float64}:
+            # As linear maps: any of these types in, that of the region out.
             y: Tensor = _kernels.packed_forward(self._layer, x.to(self.dtype))
             return y.to(torch.get_autocast_dtype("cpu"))
         y = _kernels.packed_forward(self._layer, x)
@@ -243,5 +263,5 @@ class Frozen(nn.Module):
         # Constants are shared.
         made = self.__class__.__new__(self.__class__)
         nn.Module.__init__(made)
-        made._layer, made.dtype = self._layer, self.dtype
+        made._layer, made.dtype, made.training = self._layer, self.dtype, self.training
         return made

@@ -563,3 +563,84 @@ def test_hooks_of_all_modules_do_not_see_recognition():
         assert swiglu.patch(counted).patched
         counted(torch.randn(2, 8, device=Here.device))
     assert counter.get_total_flops() == 2 * 2 * 8 * 20 * 3
+
+
+def without(model, what):
+    delattr(model.gate_proj, what)
+
+
+def of_another_shape(model, what):
+    setattr(model.gate_proj, what, nn.Parameter(torch.randn(1, device=Here.device)))
+
+
+@pytest.mark.parametrize(
+    "change, level",
+    [
+        (lambda m: setattr(m.gate_proj, "weight", None), None), (lambda m: without(m, "weight"), None),
+        (lambda m: without(m, "bias"), None), (lambda m: of_another_shape(m, "bias"), "activation"),
+        (lambda m: setattr(m, "up_proj", nn.Linear(8, 1, device=Here.device)), "activation"),
+        (lambda m: setattr(m.act_fn, "forward", lambda x: x), None),
+        (lambda m: setattr(m, "act_fn", type("Own", (nn.SiLU,), {})()), None),
+    ],
+)  # fmt: skip
+def test_odd_maps_and_activations_are_reported(change, level):
+    model = Block(bias=True)
+    change(model)
+    (found,) = swiglu.patch(model).modules
+    assert found.level in (None, "activation") and (found.level == level or level is None), found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m.act_fn, "forward", lambda x: x * 0), lambda m: setattr(m.act_fn, "approximate", "tanh"),
+        lambda m: setattr(m.gate_proj, "bias", nn.Parameter(torch.randn(20).as_subclass(type("T", (torch.Tensor,), {})))),
+    ],
+)  # fmt: skip
+def test_smaller_changes_after_patching_are_noticed_too(change):
+    model, x = Block(bias=True, act=nn.GELU()), torch.randn(3, 8, device=Here.device)
+    assert swiglu.patch(model).patched[0].level == "block"
+    change(model)
+    model(x)
+    assert ops.explain_last().way == "original"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_modules_call_maps_that_are_more_than_their_weights(packed):
+    torch.manual_seed(3)
+    block = swiglu.nn.MLP(8, 12, packed=packed, bias=True)
+    x, calls, name = torch.randn(3, 8), [], "gate_up_proj" if packed else "gate_proj"
+    y = block(x)
+    handle = getattr(block, name).register_forward_hook(lambda *call: calls.append(call))
+    torch.testing.assert_close(block(x), y, rtol=1e-5, atol=1e-6)
+    assert len(calls) == 1
+    handle.remove()
+    block(x)
+    assert len(calls) == 1
+    inner = getattr(block, name)
+    setattr(block, name, nn.Sequential(inner, nn.Dropout(1.0)))
+    assert not (block(x) - block.down_proj(torch.zeros(3, 12))).any()
+    fused = swiglu.nn.MLP(8, 12, packed=packed, gradient_accumulation_fusion=True)
+    fused.down_proj.register_forward_hook(lambda *call: None)
+    with pytest.raises(swiglu.SwigluError, match="hooks"):
+        fused(x)
+
+
+def test_a_frozen_block_of_negated_weights_and_under_traces():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    torch.manual_seed(4)
+    block, x, w = swiglu.nn.MLP(8, 12), torch.randn(3, 8), torch.randn(12, 8)
+    block.gate_proj.weight = nn.Parameter(torch.complex(w, w).conj().imag)
+    assert block.gate_proj.weight.is_neg()
+    with torch.no_grad():
+        frozen = block.freeze()
+        torch.testing.assert_close(frozen(x), block(x), rtol=1e-5, atol=1e-6)
+        for trace in (lambda: torch.jit.trace(frozen, (x,), check_trace=False), lambda: make_fx(frozen)(x)):
+            with pytest.raises(swiglu.SwigluError, match="tracing"):
+                trace()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for wrong in (None, x.numpy(), x.double()):
+                with pytest.raises(swiglu.SwigluError):
+                    frozen(wrong)
+    assert not copy.deepcopy(frozen.eval()).training

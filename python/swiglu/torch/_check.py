@@ -36,6 +36,22 @@ def expect_name(what: str, name: Any) -> None:
         raise wrong(what, "a name", said(name))
 
 
+def hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def changed(children: Any, name: str) -> Optional[str]:
+    """Why a linear map has to be called, and its weights not read instead; None of a plain one."""
+    linear: Any = children.get(name)
+    if type(linear) is not nn.Linear:
+        return f"{name} is no longer a plain torch.nn.Linear"
+    if hooked(linear):
+        return f"{name} has hooks"
+    return f"{name} has a forward of its own" if "forward" in linear.__dict__ else None
+
+
 def expect_module(what: str, module: Any) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise wrong(what, "a torch.nn.Module", said(module))
@@ -119,15 +135,13 @@ def layer(x: Tensor, parts: Sequence[Optional[Tensor]], layout: str, cast: bool 
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
     assert w_gate is not None
     # What is right is found right in few comparisons.
-    if w_up is not None and w_down is not None and b_gate is b_up is b_down is None and not x.is_nested and x.dim() > 0:
-        shape, dtype, device, strided = w_gate.shape, w_gate.dtype, w_gate.device, torch.strided
-        if (
-            len(shape) == 2 and w_up.shape == shape and x.shape[-1] == shape[1] and w_down.dim() == 2
-            and w_down.shape[1] == shape[0] and dtype in COMPUTED
-            and x.dtype == w_up.dtype == w_down.dtype == dtype and x.device == w_up.device == w_down.device == device
-            and x.layout == w_gate.layout == w_up.layout == w_down.layout == strided
-        ):  # fmt: skip
-            return w_down.shape[0]
+    if w_up is not None and w_down is not None and b_gate is b_up is b_down is None:
+        alike = x, w_gate, w_up, w_down
+        if all(t.dtype == x.dtype and t.device == x.device and t.layout is torch.strided for t in alike):
+            if not any(t.is_nested for t in alike) and x.dtype in COMPUTED and x.dim() > 0 and w_down.dim() == 2:
+                shape = w_gate.shape
+                if len(shape) == 2 and w_up.shape == shape and x.shape[-1] == shape[1] and w_down.shape[1] == shape[0]:
+                    return w_down.shape[0]
     intermediate = _weights(x, w_gate, w_up, b_gate, b_up, layout, cast)
     if w_down is None:
         return intermediate

@@ -10,6 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -64,6 +65,11 @@ def nothing_in_force() -> bool:
 def watched() -> bool:
     """A transform or a trace sees what is computed, and may let it have no values."""
     return bool(_traced() or _transforms() is not None or _tracing() is not None)
+
+
+def recorded() -> bool:
+    """A trace would keep what the dispatcher is told of a call, and nothing of one that it is not told of."""
+    return _tracing() is not None or bool(_modes()) and get_proxy_mode() is not None
 
 
 def _known_keys() -> "frozenset[int]":

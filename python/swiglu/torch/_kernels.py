@@ -238,11 +238,12 @@ def activation_backward(
     shape = _check.activation_inputs(gate, up, layout)
     _check.expect_alike("grad", grad, gate)
     _check.expect_shape("grad", grad, shape)
-    # The gradient of an imaginary part is negated where it is read, which kernels do not know.
-    grad = grad.resolve_neg()
     why = _no_kernels(gate)
-    if why is None and gate.is_cpu and numerics is not None and numerics.startswith("eager"):
-        why = "the bits of PyTorch's operations were asked for"
+    if why is None and gate.is_cpu:
+        if numerics is not None and numerics.startswith("eager"):
+            why = "the bits of PyTorch's operations were asked for"
+        elif act.gate in ("relu", "relu2"):
+            why = "where the gate is not positive PyTorch has 0, whatever it would be multiplied with"
     if why is not None:
         halves = (gate, up) if up is not None else _formulas.split(gate, layout or "")
         grads = _formulas.backward(act, numerics, grad, *halves)
@@ -251,8 +252,9 @@ def activation_backward(
             return tuple(g.contiguous() for g in grads)  # type: ignore[return-value]
         return _formulas.join(*grads, layout or ""), None
     if gate.is_cpu:
-        grad_gate = torch.empty(gate.shape, dtype=gate.dtype)
-        grad_up = None if up is None else torch.empty(gate.shape, dtype=gate.dtype)
+        # Whatever the default device is in a backward pass.
+        grad_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+        grad_up = None if up is None else torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
         _native.activation_backward(
             act, numerics, layout, _described(grad), _described(gate), _described_if(up),
             _described(grad_gate), _described_if(grad_up),
@@ -434,6 +436,8 @@ def packed(parts: Parts, activation: str, numerics: Optional[str]) -> _native.La
         why = "packed layers of this module are for the CPU; a CUDA device computes over the weights where they lie"
     if why is not None:
         raise error("unsupported", "packing", why)
+    # Negated views are read as what they stand for.
+    parts = tuple(None if t is None else t.resolve_neg() for t in parts)  # type: ignore[assignment]
     described = tuple(map(_described_if, parts))
     arrangement = "gate-first" if parts[1] is None else None
     if arrangement is not None and parts[3] is not None:
@@ -456,7 +460,7 @@ def _of_packed(what: str, t: Tensor, layer: _native.Layer, device: str) -> Tenso
         raise wrong(what, f"{layer.dtype} elements", str(t.dtype), f"convert it to {layer.dtype}", "dtype")
     _check.expect_no_tangent(t)
     values = t.detach().resolve_neg()
-    if not _door.holds_values(values):
+    if not _door.holds_values(values) or _door.recorded():
         advice = "call the layer outside of torch.func's transforms and of tracing"
         raise wrong(what, "a tensor with values of its own", "one that another wraps", advice, "unsupported")
     return values

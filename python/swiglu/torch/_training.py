@@ -27,6 +27,11 @@ def _layer(x: Tensor, arranged: Parts, activation: str) -> "Tuple[Tuple[int, int
     return _place(x), _borrow(x, arranged, activation, None)
 
 
+def _as_it_is(saved: Any) -> Any:
+    """A saved tensor in memory as it reads: what autograd kept may come back as a view that negates."""
+    return None if saved is None else saved.resolve_neg()
+
+
 def _halves(both: Tensor) -> Tuple[Tensor, Tensor]:
     gate, up = both.chunk(2, -1)
     return gate, up
@@ -67,11 +72,11 @@ class _Block(torch.autograd.Function):
     @once
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         # Weights are those that autograd kept: they may lie elsewhere than in the forward pass.
-        x, w_gate, w_up, w_down, *again = ctx.saved_tensors
+        x, w_gate, w_up, w_down, *again = map(_as_it_is, ctx.saved_tensors)
         _, _, _, want_x, want_gate, want_up, want_down, want_b_gate, want_b_up, want_b_down = ctx.needs_input_grad
         b_gate, b_up = (None, None) if ctx.keeps else again
         arranged = _kernels._arranged((w_gate, w_up, w_down, b_gate, b_up, None), "gate-first")
-        dy = _main_grad.rows_apart(grad)
+        dy = _main_grad.rows_apart(grad.resolve_neg())
         rows, tokens = x.reshape(-1, x.shape[-1]), dy.shape[0]
         with _kernels._current(x):
             place, layer = _layer(x, arranged, ctx.activation)  # type: ignore[arg-type]
