@@ -82,10 +82,17 @@ class _Gated(nn.Module):
             return self.gate_up_proj.weight, None, self.gate_up_proj.bias, None
         return self.gate_proj.weight, self.up_proj.weight, self.gate_proj.bias, self.up_proj.bias
 
+    def _why_called(self) -> Optional[str]:
+        """Why maps have to be called: where their weights alone are not what they compute."""
+        for name in ("gate_up_proj", "gate_proj", "up_proj", "down_proj"):
+            why = _check.changed(self._modules, name) if name in self._modules else None
+            if why is not None:
+                return why
+        return None
+
     def _h_of_called(self, x: Tensor) -> Optional[Tensor]:
-        """h by maps that are called, because their weights alone are not what they compute; None where they are."""
-        names = ("gate_up_proj",) if self.packed else ("gate_proj", "up_proj")
-        why = next(filter(None, (_check.changed(self._modules, name) for name in (*names, "down_proj") if name in self._modules)), None)
+        """h by maps that are called; None where their weights say what they compute."""
+        why = self._why_called()
         if why is None:
             return None
         if self.gradient_accumulation_fusion:
@@ -223,6 +230,9 @@ class Frozen(nn.Module):
         super().__init__()
         if not isinstance(block, MLP):
             raise wrong("block", "a swiglu.nn.MLP", said(block), "swiglu.nn.MLP.from_module(module) makes one")
+        why = block._why_called()
+        if why is not None:
+            raise error("unsupported", "freezing a block", f"{why}, and more than its weights would be lost")
         w_gate, w_up, b_gate, b_up = (None if t is None else t.detach() for t in block._weights())
         assert w_gate is not None
         w_down = block.down_proj.weight.detach()

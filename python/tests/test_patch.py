@@ -614,9 +614,13 @@ def test_modules_call_maps_that_are_more_than_their_weights(packed):
     handle = getattr(block, name).register_forward_hook(lambda *call: calls.append(call))
     torch.testing.assert_close(block(x), y, rtol=1e-5, atol=1e-6)
     assert len(calls) == 1
+    with pytest.raises(swiglu.SwigluError, match="hooks"):
+        block.freeze()
     handle.remove()
     block(x)
     assert len(calls) == 1
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), y, rtol=1e-5, atol=1e-6)
     inner = getattr(block, name)
     setattr(block, name, nn.Sequential(inner, nn.Dropout(1.0)))
     assert not (block(x) - block.down_proj(torch.zeros(3, 12))).any()
