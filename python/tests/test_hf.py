@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import types
@@ -148,7 +149,9 @@ print(module.torch.explain_last())
 
 
 def test_a_folder_for_the_hub(tmp_path, device):
-    pytest.importorskip("kernels", reason="not run: no kernels")
+    kernels = pytest.importorskip("kernels", reason="not run: no kernels")
+    if "package_name" in inspect.signature(kernels.LocalLayerRepository).parameters:
+        pytest.skip(f"not run: kernels {kernels.__version__} asks for another folder")
     done = subprocess.run(
         [sys.executable, "-m", "swiglu.hf", "export", str(tmp_path)], capture_output=True, text=True, check=True
     )

@@ -16,13 +16,17 @@ COMPUTED = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.float6
 
 
 _NONE = type(None)
-_KINDS = frozenset((Tensor, nn.Parameter, _NONE))
+_KINDS = (Tensor, nn.Parameter, _NONE)
 
 
 def expect_tensors(names: Sequence[str], tensors: Sequence[Any], needed: int) -> None:
     """The first so many have to be there."""
     # What is right is found right at once.
-    if _KINDS.issuperset(map(type, tensors)) and _NONE not in map(type, tensors[:needed]):
+    for i, t in enumerate(tensors):
+        kind = type(t)
+        if kind not in _KINDS or kind is _NONE and i < needed:
+            break
+    else:
         return
     for i, t in enumerate(tensors):
         if not isinstance(t, Tensor) and (t is not None or i < needed):

@@ -370,6 +370,14 @@ _GLU_BACKWARD = _function("glu_backward", _no_second_gradient)
 # dispatcher again; here one without a gradient, that only a device's kernel is left for, goes to its body.
 
 _after_autograd = torch._C._after_autograd_keyset
+
+
+def _any_of_these_requires_grad(*args: Any) -> bool:
+    return any(isinstance(t, Tensor) and t.requires_grad for t in args)
+
+
+#: PyTorch's own since 2.7 or so.
+_any_requires_grad: Callable[..., bool] = getattr(torch._C, "_any_requires_grad", _any_of_these_requires_grad)
 _DEVICE_KEYS = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
 #: Of sets of keys that were met: whether the next is a device's. To ask for it takes a microsecond.
 _device_is_next: Dict[int, bool] = {}
@@ -396,7 +404,7 @@ def _with_gradient(name: str, body: Callable[..., Any], gradient: Callable[..., 
 
     def kernel(keyset: Any, *args: Any) -> Any:
         _check.expect_no_tangent(*args)
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        if torch.is_grad_enabled() and _any_requires_grad(*args):
             return function.apply(*args, keyset & _after_autograd)
         raw = keyset.raw_repr()
         at_once = _device_is_next.get(raw)
