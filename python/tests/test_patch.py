@@ -1,4 +1,7 @@
-"""Modules, and blocks of a model that compute with our kernels."""
+"""Modules, and blocks of a model that compute with our kernels.
+
+One file, because its tests share blocks that patching meets.
+"""
 
 from __future__ import annotations
 

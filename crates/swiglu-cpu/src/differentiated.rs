@@ -1,8 +1,8 @@
 //! The derivative of the gated activation: behind the sums of dh = dy·Wdᵀ, or over rows of dh in memory.
 //!
 //! It takes gate and up from memory, as values of T. ∂L/∂gate and ∂L/∂up go elsewhere; in a layer's backward pass they replace
-//! gate and up, which nothing reads afterwards but the products that want the gradients. h is computed again beside them, since the gradient of Wd needs it
-//! and the exponential is there.
+//! gate and up, which nothing reads afterwards but the products that want the gradients. h is computed again beside them, since
+//! the gradient of Wd needs it and the exponential is there.
 
 use std::ops::Range;
 

@@ -154,6 +154,15 @@ impl<T: Element> MathKernel for Segments<'_, T> {
     }
 }
 
+/// Where column `col` of a half in groups lies, from the half's first.
+#[inline(always)]
+fn in_groups(col: usize, group: usize) -> usize {
+    match group {
+        1 => 2 * col,
+        _ => col / group * 2 * group + col % group,
+    }
+}
+
 /// Gate and up elements that were interleaved.
 struct Tile<T> {
     gate: [T; TILE],
@@ -230,10 +239,7 @@ impl<T: Element> Task<'_, T> {
         tile: &mut Tile<T>,
     ) -> Operands<T> {
         for (i, (g, u)) in tile.gate[..count].iter_mut().zip(&mut tile.up[..count]).enumerate() {
-            let from = match group {
-                1 => 2 * (at + i),
-                _ => (at + i) / group * 2 * group + (at + i) % group,
-            };
+            let from = in_groups(at + i, group);
             // SAFETY: the row holds 2H elements and `at + i` is below H.
             unsafe { (*g, *u) = (*row.add(from), *row.add(from + group)) };
         }

@@ -1,4 +1,5 @@
-//! Memory that several streams use: whatever is dropped, captured or read when, safe code gets what it asked for.
+//! Memory that several streams use: whatever is dropped, captured or read when, safe code gets what it asked for. One file,
+//! because its tests share a layer and its streams.
 
 // A generic helper is not seen as a test.
 #![allow(clippy::unwrap_used)]

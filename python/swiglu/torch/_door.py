@@ -10,7 +10,6 @@ from typing import Optional
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -69,7 +68,12 @@ def watched() -> bool:
 
 def recorded() -> bool:
     """A trace would keep what the dispatcher is told of a call, and nothing of one that it is not told of."""
-    return _tracing() is not None or bool(_modes()) and get_proxy_mode() is not None
+    if _tracing() is not None or not _modes():
+        return _tracing() is not None
+    # It takes long to import, and who records has done it.
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
 
 
 def _known_keys() -> "frozenset[int]":

@@ -7,7 +7,7 @@ use swiglu_core::{
     Result,
 };
 
-use super::{SEGMENT, TILE};
+use super::{SEGMENT, TILE, in_groups};
 use crate::compiled;
 use crate::cpu::Cpu;
 use crate::differentiated::{Dh, Differentiated, DifferentiatedRows, WORK};
@@ -41,11 +41,6 @@ impl<T: Element> Halves<T> {
     fn is_dense(&self) -> bool {
         [self.gate, self.up].iter().all(|rows| rows.stride == rows.cols)
     }
-}
-
-/// Where column `col` of a row in groups lies, from the row's first.
-fn in_groups(col: usize, group: usize) -> usize {
-    col / group * 2 * group + col % group
 }
 
 /// What all workers are told.
