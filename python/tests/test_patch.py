@@ -597,7 +597,7 @@ def test_odd_maps_and_activations_are_reported(change, level):
     "change",
     [
         lambda m: setattr(m.act_fn, "forward", lambda x: x * 0), lambda m: setattr(m.act_fn, "approximate", "tanh"),
-        lambda m: setattr(m.gate_proj, "bias", nn.Parameter(torch.randn(20).as_subclass(type("T", (torch.Tensor,), {})))),
+        lambda m: setattr(m.gate_proj, "bias", nn.Parameter(torch.randn(20, device=Here.device).as_subclass(type("T", (torch.Tensor,), {})))),
     ],
 )  # fmt: skip
 def test_smaller_changes_after_patching_are_noticed_too(change):

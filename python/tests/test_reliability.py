@@ -27,16 +27,18 @@ def test_a_forked_child_of_a_process_with_threads_computes():
     program = """
 import os, torch, swiglu.torch as ops, swiglu.nn
 x = torch.randn(64, 4096)
-right = ops.silu_mul(x, x)
-frozen = swiglu.nn.MLP(32, 64).freeze()
-with torch.no_grad():
-    y = frozen(x[:, :32].contiguous())
-children = [os.fork() for _ in range(1)]
-if children[0] == 0:
-    ok = torch.equal(ops.silu_mul(x, x), right)
+frozen = swiglu.nn.MLP(4096, 256).freeze()
+def outputs():
+    # PyTorch's own threads are the parent's.
+    with torch.no_grad():
+        return [ops.silu_mul(x, x), frozen(x), swiglu.silu_mul(x.numpy(), x.numpy())]
+right = outputs()
+child = os.fork()
+if child == 0:
+    ok = all((a == b).all() for a, b in zip(outputs(), right))
     os._exit(0 if ok else 1)
-assert os.waitpid(children[0], 0)[1] == 0
-assert torch.equal(ops.silu_mul(x, x), right)
+assert os.waitpid(child, 0)[1] == 0
+assert all((a == b).all() for a, b in zip(outputs(), right))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -73,6 +75,20 @@ def test_what_is_copied_for_a_call_lives_until_it_is_made(monkeypatch, device):
         monkeypatch.setattr(ops._kernels._native, "cuda_activation_backward", alive)
         ops._kernels.activation_backward("silu_mul_backward", a, a, a, None, "swiglu", None)
     assert not alive.seen
+
+
+def test_pytorchs_threads_compute_on_a_cpu():
+    assert swiglu.info()["cpu_threads"] == {"of": "PyTorch", "count": torch.get_num_threads()}
+    x, y = torch.randn(2, 64, 4096)
+    right = ops.silu_mul(x, y)
+    here = torch.get_num_threads()
+    try:
+        for count in (1, 2, here + 3):
+            torch.set_num_threads(count)
+            assert swiglu.info()["cpu_threads"]["count"] == count
+            assert torch.equal(ops.silu_mul(x, y), right)
+    finally:
+        torch.set_num_threads(here)
 
 
 def test_workers_of_a_data_loader_compute():

@@ -8,7 +8,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use swiglu_core::{BlockType, DType, Error, Op, Path, Plan, Problem, Result};
 
 use crate::isa::Isa;
-use crate::team::{self, Step, Team};
+use crate::team::{self, ForkJoin, Step, Team};
 use crate::workspace::Workspaces;
 use crate::{elementwise, layers, simd};
 
@@ -22,6 +22,8 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
     /// The pool whose threads help callers, instead of one of the device's own.
     pub pool: Option<Arc<ThreadPool>>,
+    /// Another runtime whose threads take part, instead of a pool.
+    pub fork_join: Option<Arc<dyn ForkJoin>>,
 }
 
 impl CpuOptions {
@@ -41,6 +43,12 @@ impl CpuOptions {
     #[must_use]
     pub fn with_pool(self, pool: impl Into<Option<Arc<ThreadPool>>>) -> Self {
         Self { pool: pool.into(), ..self }
+    }
+
+    /// Computes on the threads of another runtime: on as many as it has in each call, up to `threads`.
+    #[must_use]
+    pub fn with_fork_join(self, threads: impl Into<Option<Arc<dyn ForkJoin>>>) -> Self {
+        Self { fork_join: threads.into(), ..self }
     }
 }
 
@@ -109,7 +117,7 @@ impl Cpu {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] for zero threads, more than four times the processors, or more than a given pool has and the
-    /// caller; [`Error::Unavailable`] for an instruction set this machine lacks or threads that cannot be started.
+    /// caller, or for a pool and another runtime at once; [`Error::Unavailable`] for an instruction set this machine lacks or threads that cannot be started.
     pub fn new(options: &CpuOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::detect);
         if !isa.is_available() {
@@ -142,10 +150,18 @@ impl Cpu {
         }
         simd::learn();
         // The caller takes part, so a team has one thread less than the call.
-        let team = match (&options.pool, threads) {
-            (_, 1) => None,
-            (Some(pool), _) => Some(Team::new(pool.clone())),
-            (None, _) => Some(Team::new(Arc::new(Self::pool(threads - 1)?))),
+        let team = match (&options.pool, &options.fork_join) {
+            (Some(_), Some(_)) => {
+                return Err(Error::OutOfRange {
+                    what: "fork_join",
+                    given: "a runtime beside a pool".into(),
+                    expected: "one of the two".into(),
+                });
+            }
+            _ if threads == 1 => None,
+            (Some(pool), None) => Some(Team::of_pool(pool.clone())),
+            (None, Some(runtime)) => Some(Team::of_fork_join(runtime.clone())),
+            (None, None) => Some(Team::of_pool(Arc::new(Self::pool(threads - 1)?))),
         };
         let (workspaces, kept) = Default::default();
         let shared = Arc::new(Shared { team, workspaces, kept });

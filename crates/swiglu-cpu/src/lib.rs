@@ -41,3 +41,4 @@ pub use cpu::{CallOptions, Cpu, CpuOptions};
 pub use isa::Isa;
 pub use layers::{GatedLinear, Mlp, Saved};
 pub use quant::{expect_quantized, quantized_types};
+pub use team::ForkJoin;

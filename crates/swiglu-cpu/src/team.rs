@@ -14,6 +14,8 @@
 //!
 //! What is borrowed is out of reach of late jobs: a job holds the desk alone, which is not borrowed, and follows its pointer
 //! to the call only if it entered. All that a job needs to know when it is late is in the desk.
+//!
+//! Threads of another runtime come and go by its own [`ForkJoin`], which needs no desk: all are out of the call when it returns.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -28,6 +30,18 @@ use crate::placement;
 
 /// Most steps one call has.
 pub(crate) const MAX_STEPS: usize = 4;
+
+/// Threads of another runtime, such as the team of OpenMP's that a program computes with anyway: where two pools take turns in
+/// one program, each waits for threads of the other to go to sleep.
+pub trait ForkJoin: std::fmt::Debug + Send + Sync {
+    /// The threads that a call from this thread may have at the moment, the caller included; asked in every call that would
+    /// share its work.
+    fn threads(&self) -> usize;
+
+    /// Runs `part` on up to `threads` threads at the same time, the caller among them, and returns when all have. It may be
+    /// fewer. No part panics.
+    fn run(&self, threads: usize, part: &(dyn Fn() + Sync));
+}
 
 /// Independent units of work; `run` is given a range of them and the number of the worker.
 pub(crate) struct Step<'a> {
@@ -114,14 +128,22 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Takes part as the next worker, if one is wanted.
     fn help(&self) {
         let worker = self.next.fetch_add(1, Ordering::Relaxed);
         if worker >= self.workers {
             return;
         }
-        let _ = placement::leave(self.processor);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.work(worker))) {
             *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
+        }
+    }
+
+    /// Goes on with what a helper panicked with.
+    fn check(&self) {
+        let panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
         }
     }
 }
@@ -164,6 +186,7 @@ impl Desk {
         // Opening and entering are ordered by `state`, so this is the pointer of that call and not of an earlier one.
         let call = unsafe { (*self.call.get()).map(|call| &*call) };
         if let Some(call) = call {
+            let _ = placement::leave(call.processor);
             call.help();
         }
         // Release: what this thread did happened before the caller goes on.
@@ -193,32 +216,78 @@ impl Drop for Open<'_> {
     }
 }
 
-/// A pool of helpers, with a desk for each of the callers that there were at the same time.
+/// Where helpers come from.
+enum Helpers {
+    /// A pool, with a desk for each of the callers that there were at the same time.
+    Pool(Pool),
+    /// Another runtime.
+    ForkJoin(Arc<dyn ForkJoin>),
+}
+
+/// The helpers of a device's calls.
 pub(crate) struct Team {
-    pool: Arc<ThreadPool>,
-    desks: Mutex<Vec<Arc<Desk>>>,
+    helpers: Helpers,
     /// Calls in progress, those without helpers among them.
     calls: AtomicUsize,
 }
 
 impl std::fmt::Debug for Team {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.pool.fmt(f)
+        match &self.helpers {
+            Helpers::Pool(pool) => pool.pool.fmt(f),
+            Helpers::ForkJoin(threads) => threads.fmt(f),
+        }
     }
 }
 
 impl Team {
-    pub(crate) fn new(pool: Arc<ThreadPool>) -> Self {
-        Self { pool, desks: Mutex::default(), calls: AtomicUsize::new(0) }
+    pub(crate) fn of_pool(pool: Arc<ThreadPool>) -> Self {
+        Self::new(Helpers::Pool(Pool { pool, desks: Mutex::default() }))
     }
 
-    /// Makes desks for so many callers at the same time.
+    pub(crate) fn of_fork_join(threads: Arc<dyn ForkJoin>) -> Self {
+        Self::new(Helpers::ForkJoin(threads))
+    }
+
+    fn new(helpers: Helpers) -> Self {
+        Self { helpers, calls: AtomicUsize::new(0) }
+    }
+
+    /// Makes ready for so many callers at the same time.
     pub(crate) fn reserve(&self, callers: usize) {
-        let mut desks = self.desks();
-        let there_are = desks.len().max(callers);
-        desks.resize_with(there_are, Arc::default);
+        if let Helpers::Pool(pool) = &self.helpers {
+            let mut desks = pool.desks();
+            let there_are = desks.len().max(callers);
+            desks.resize_with(there_are, Arc::default);
+        }
     }
 
+    fn run(&self, workers: usize, steps: &[Step<'_>]) {
+        match &self.helpers {
+            Helpers::Pool(pool) => pool.run(&Call::new(steps, workers)),
+            Helpers::ForkJoin(threads) => {
+                let workers = workers.min(threads.threads()).max(1);
+                let mut call = Call::new(steps, workers);
+                if workers > 1 {
+                    // The caller is one of those that take part.
+                    call.next = AtomicUsize::new(0);
+                    threads.run(workers, &|| call.help());
+                    call.check();
+                }
+                // Nothing is left, where anybody took part.
+                call.work(0);
+            }
+        }
+    }
+}
+
+/// A pool and its desks.
+struct Pool {
+    pool: Arc<ThreadPool>,
+    desks: Mutex<Vec<Arc<Desk>>>,
+}
+
+impl Pool {
     fn desks(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Desk>>> {
         self.desks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -237,10 +306,7 @@ impl Team {
         call.work(0);
         drop(open);
         self.desks().push(desk);
-        let panic = call.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(panic) = panic {
-            resume_unwind(panic);
-        }
+        call.check();
     }
 }
 
@@ -265,7 +331,7 @@ pub(crate) fn run(team: Option<&Team>, workers: usize, steps: &[Step<'_>]) {
     let workers = workers.min(steps.iter().map(|s| s.units).max().unwrap_or(0)).max(1);
     let _in_progress = team.map(|team| InProgress::new(&team.calls));
     match team {
-        Some(team) if workers > 1 => team.run(&Call::new(steps, workers)),
+        Some(team) if workers > 1 => team.run(workers, steps),
         _ => Call::new(steps, 1).work(0),
     }
 }

@@ -6,7 +6,14 @@ use std::time::Duration;
 use super::*;
 
 fn team(helpers: usize) -> Team {
-    Team::new(Arc::new(rayon::ThreadPoolBuilder::new().num_threads(helpers).build().unwrap()))
+    Team::of_pool(Arc::new(rayon::ThreadPoolBuilder::new().num_threads(helpers).build().unwrap()))
+}
+
+fn pool(team: &Team) -> &Pool {
+    match &team.helpers {
+        Helpers::Pool(pool) => pool,
+        Helpers::ForkJoin(threads) => panic!("no pool but {threads:?}"),
+    }
 }
 
 /// Waits for a message that must come; what is late by a minute hangs.
@@ -113,12 +120,13 @@ fn jobs_do_not_pile_up() {
     let team = team(1);
     let (open, gate) = channel();
     let gate = Mutex::new(gate);
-    team.pool.spawn(move || expect(&gate, "the calls"));
+    pool(&team).pool.spawn(move || expect(&gate, "the calls"));
     let nothing = |_: Range<usize>, _: usize| {};
     for _ in 0..100 {
         run(Some(&team), 2, &[Step { units: 8, run: &nothing }]);
     }
-    let asked: Vec<_> = team.desks().iter().map(|d| d.asked.load(Ordering::SeqCst)).collect();
+    let asked: Vec<_> =
+        pool(&team).desks().iter().map(|d| d.asked.load(Ordering::SeqCst)).collect();
     open.send(()).unwrap();
     assert_eq!(asked, [1]);
     call_that_needs_a_helper(&team);
@@ -168,7 +176,7 @@ fn a_late_helper_joins_at_any_step() {
     let team = team(1);
     let (open, gate) = channel();
     let gate = Mutex::new(gate);
-    team.pool.spawn(move || expect(&gate, "the first step"));
+    pool(&team).pool.spawn(move || expect(&gate, "the first step"));
     let first = |_: Range<usize>, worker: usize| {
         assert_eq!(worker, 0, "the helper is held");
     };
@@ -194,7 +202,7 @@ fn a_late_helper_joins_at_any_step() {
 fn calls_within_jobs_of_the_same_pool_end() {
     ends("a call within the pool", || {
         let team = team(2);
-        let pool = &team.pool;
+        let pool = &pool(&team).pool;
         let total = AtomicUsize::new(0);
         let add = |r: Range<usize>, _: usize| _ = total.fetch_add(r.len(), Ordering::Relaxed);
         let call = || {
@@ -219,7 +227,7 @@ fn calls_within_jobs_of_the_same_pool_end() {
 fn a_call_within_the_pool_is_helped_by_its_other_threads() {
     ends("a call within the pool", || {
         let team = team(2);
-        let pool = &team.pool;
+        let pool = &pool(&team).pool;
         for _ in 0..100 {
             pool.install(|| call_that_needs_a_helper(&team));
         }
@@ -242,7 +250,7 @@ fn a_panic_leaves_a_shared_pool_usable() {
     let call = AssertUnwindSafe(|| run(Some(&team), 2, &[Step { units: 2, run: &fails }]));
     let panic = catch_unwind(call).unwrap_err();
     assert_eq!(panic.downcast_ref::<&str>(), Some(&"a helper's"));
-    assert_eq!(team.pool.install(|| rayon::join(|| 1, || 2)), (1, 2));
+    assert_eq!(pool(&team).pool.install(|| rayon::join(|| 1, || 2)), (1, 2));
     call_that_needs_a_helper(&team);
 }
 
@@ -255,11 +263,72 @@ fn short_calls_ask_for_no_more_threads_than_other_calls_leave() {
         run_short(Some(&team), 2, &[Step { units: 9, run: &nothing }]);
     };
     run(Some(&team), 1, &[Step { units: 1, run: &within }]);
-    assert!(team.desks().is_empty(), "a call that asks for helpers has a desk");
+    assert!(pool(&team).desks().is_empty(), "a call that asks for helpers has a desk");
     let fails = |_: Range<usize>, _: usize| panic!("a unit");
     let call = AssertUnwindSafe(|| run_short(Some(&team), 2, &[Step { units: 1, run: &fails }]));
     assert!(catch_unwind(call).is_err());
     assert_eq!(team.calls.load(Ordering::Relaxed), 0);
     run_short(Some(&team), 2, &[Step { units: 9, run: &|_, _| () }]);
-    assert_eq!(team.desks().len(), 1);
+    assert_eq!(pool(&team).desks().len(), 1);
+}
+
+/// A runtime that has `there_are` threads, and starts the parts of a call on so many, one after the other or at once.
+#[derive(Debug)]
+struct Runtime {
+    there_are: usize,
+    starts: usize,
+    at_once: bool,
+}
+
+impl ForkJoin for Runtime {
+    fn threads(&self) -> usize {
+        self.there_are
+    }
+
+    fn run(&self, threads: usize, part: &(dyn Fn() + Sync)) {
+        assert!(threads <= self.there_are, "{threads} threads of {}", self.there_are);
+        std::thread::scope(|scope| {
+            for _ in 0..self.starts {
+                let started = scope.spawn(part);
+                if !self.at_once {
+                    started.join().unwrap();
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn another_runtime_computes_every_unit_once_however_many_threads_come() {
+    for (there_are, starts, at_once) in
+        [(4, 4, true), (4, 2, true), (3, 9, true), (2, 2, false), (4, 0, true), (1, 0, true)]
+    {
+        let team = Team::of_fork_join(Arc::new(Runtime { there_are, starts, at_once }));
+        let counts: Vec<AtomicUsize> = (0..97).map(|_| AtomicUsize::new(0)).collect();
+        let busy: Vec<Mutex<()>> = (0..there_are).map(|_| Mutex::new(())).collect();
+        let add = |range: Range<usize>, worker: usize| {
+            let _alone = busy[worker].try_lock().expect("a number belongs to one thread at a time");
+            range.for_each(|i| _ = counts[i].fetch_add(1, Ordering::Relaxed));
+        };
+        let steps = [Step { units: 97, run: &add }, Step { units: 50, run: &add }];
+        run(Some(&team), 8, &steps);
+        let expected = (0..97).map(|i| if i < 50 { 2 } else { 1 });
+        assert!(counts.iter().map(|c| c.load(Ordering::Relaxed)).eq(expected), "{team:?}");
+    }
+}
+
+#[test]
+fn threads_of_another_runtime_compute_at_the_same_time() {
+    let team = Team::of_fork_join(Arc::new(Runtime { there_are: 2, starts: 2, at_once: true }));
+    ends("two units that wait for each other", move || call_that_needs_a_helper(&team));
+}
+
+#[test]
+fn a_panic_on_another_runtime_reaches_the_caller() {
+    let team = Team::of_fork_join(Arc::new(Runtime { there_are: 3, starts: 3, at_once: true }));
+    let fails = |units: Range<usize>, _: usize| assert!(!units.contains(&5), "a unit");
+    let call = AssertUnwindSafe(|| run(Some(&team), 3, &[Step { units: 9, run: &fails }]));
+    let panic = catch_unwind(call).unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"a unit"));
+    run(Some(&team), 3, &[Step { units: 9, run: &|_, _| () }]);
 }

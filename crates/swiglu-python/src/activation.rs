@@ -304,19 +304,61 @@ pub(crate) fn activation_at_once(
     up: Option<&Bound<'_, PyAny>>,
     out: &Bound<'_, PyAny>,
 ) -> Result<bool, Failure> {
-    let Some(tensors) = Alike::of(gate, up, out) else { return Ok(false) };
+    let Some(tensors) = Alike::of([gate].into_iter().chain(up), [out]) else { return Ok(false) };
     let Ok(how) = self::arrangement(arrangement) else { return Ok(false) };
     let act_of = *act.get();
-    let Alike { inputs, out, memory } = &tensors;
+    let (inputs, out) = (tensors.inputs(), &tensors.outputs()[0]);
     let (gate, up) = (&inputs[0], inputs.get(1));
     if !result_shape(gate, up, how).is_ok_and(|shape| shape == out.shape) {
         return Ok(false);
     }
-    done(match memory {
-        Memory::Host => at_once_on_host(act.py(), act_of, numerics, how, (gate, up), out),
+    done(match tensors.memory {
+        Memory::Host => at_once_on_host(act.py(), act_of, numerics, out, |act| {
+            expect_arranged(how, up.is_some())?;
+            with_dtype!(gate.dtype, T => compute::<T>(act, how, gate, up, out))
+        }),
         Memory::Cuda(_) => {
             let Some(stream) = tensors.current_stream() else { return Ok(false) };
             with_dtype!(gate.dtype, T => enqueue_on::<T>(&stream, act_of, numerics, arrangement, gate, up, out))
+        }
+    })
+}
+
+/// The gradients of gate and up for tensors that are as kernels take them, as [`activation_at_once`]. `False` where anything
+/// speaks against it, and nothing was done.
+#[pyfunction]
+pub(crate) fn activation_backward_at_once(
+    act: &Bound<'_, Activation>,
+    numerics: Option<&str>,
+    arrangement: Option<&str>,
+    grad: &Bound<'_, PyAny>,
+    gate: &Bound<'_, PyAny>,
+    up: Option<&Bound<'_, PyAny>>,
+    grad_gate: &Bound<'_, PyAny>,
+    grad_up: Option<&Bound<'_, PyAny>>,
+) -> Result<bool, Failure> {
+    let (inputs, outputs) =
+        ([grad, gate].into_iter().chain(up), [grad_gate].into_iter().chain(grad_up));
+    let Some(tensors) = Alike::of(inputs, outputs) else { return Ok(false) };
+    let Ok(how) = self::arrangement(arrangement) else { return Ok(false) };
+    let (inputs, outputs) = (tensors.inputs(), tensors.outputs());
+    let (grad, inputs, grads) =
+        (&inputs[0], (&inputs[1], inputs.get(2)), (&outputs[0], outputs.get(1)));
+    let fits = result_shape(inputs.0, inputs.1, how).is_ok_and(|shape| shape == grad.shape)
+        && outputs.iter().all(|grads| grads.shape == inputs.0.shape);
+    if !fits {
+        return Ok(false);
+    }
+    let act_of = *act.get();
+    done(match tensors.memory {
+        Memory::Host => at_once_on_host(act.py(), act_of, numerics, grads.0, |act| {
+            expect_arranged(how, inputs.1.is_some())?;
+            expect_arranged(how, grads.1.is_some())?;
+            with_dtype!(grad.dtype, T => differentiate::<T>(act, how, grad, inputs, grads))
+        }),
+        Memory::Cuda(_) => {
+            let Some(stream) = tensors.current_stream() else { return Ok(false) };
+            with_dtype!(grad.dtype, T => enqueue_backward::<T>(&stream, act_of, numerics, arrangement, grad, inputs, grads))
         }
     })
 }
@@ -328,16 +370,13 @@ fn at_once_on_host(
     py: Python<'_>,
     act: Activation,
     numerics: Option<&str>,
-    how: Arrangement,
-    (gate, up): Pair<'_>,
     out: &Tensor,
+    compute: impl Fn(&GatedActivation) -> swiglu::Result<()> + Send + Sync,
 ) -> Result<(), Failure> {
-    expect_arranged(how, up.is_some())?;
     let act = on_host(act, numerics)?;
-    let compute = || with_dtype!(gate.dtype, T => compute::<T>(&act, how, gate, up, out));
     match out.shape.iter().product::<usize>() <= AT_ONCE {
-        true => compute(),
-        false => py.detach(compute),
+        true => compute(&act),
+        false => py.detach(|| compute(&act)),
     }?;
     Ok(())
 }
@@ -366,36 +405,51 @@ pub(crate) fn done(call: Result<(), Failure>) -> Result<bool, Failure> {
 
 /// Tensors of one type and memory, described by their library's table.
 pub(crate) struct Alike {
-    pub(crate) inputs: Vec<Tensor>,
-    pub(crate) out: Tensor,
-    pub(crate) memory: Memory,
+    /// The inputs, and behind them what is written.
+    pub(crate) tensors: Vec<Tensor>,
+    inputs: usize,
+    memory: Memory,
 }
 
 impl Alike {
     pub(crate) fn of<'a, 'py: 'a>(
-        first: &Bound<'py, PyAny>,
-        others: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
-        out: &Bound<'py, PyAny>,
+        inputs: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
+        outputs: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
     ) -> Option<Self> {
-        let (first, memory) = dlpack::by_table(first)?;
+        let mut inputs = inputs.into_iter();
+        let (first, memory) = dlpack::by_table(inputs.next()?)?;
         let dtype = first.dtype;
         let alike = |object| {
             let (tensor, there) = dlpack::by_table(object)?;
             (there == memory && tensor.dtype == dtype).then_some(tensor)
         };
-        let out = alike(out)?;
-        let mut inputs = vec![first];
-        for other in others {
-            inputs.push(alike(other)?);
+        let mut tensors = Vec::with_capacity(8);
+        tensors.push(first);
+        for input in inputs {
+            tensors.push(alike(input)?);
         }
-        Some(Self { inputs, out, memory })
+        let inputs = tensors.len();
+        for output in outputs {
+            tensors.push(alike(output)?);
+        }
+        Some(Self { tensors, inputs, memory })
+    }
+
+    fn inputs(&self) -> &[Tensor] {
+        &self.tensors[..self.inputs]
+    }
+
+    fn outputs(&self) -> &[Tensor] {
+        &self.tensors[self.inputs..]
     }
 
     /// The kept stream of PyTorch's that is current, if CUDA's kernels take these tensors without a copy.
     pub(crate) fn current_stream(&self) -> Option<Arc<BorrowedStream>> {
         let Memory::Cuda(device) = self.memory else { return None };
-        let ready = |input: &Tensor| input.is_rows() && input.is_apart(&self.out);
-        if !self.out.is_dense() || !self.inputs.iter().all(ready) {
+        let outputs = self.outputs();
+        let ready =
+            |input: &Tensor| input.is_rows() && outputs.iter().all(|out| input.is_apart(out));
+        if !outputs.iter().all(Tensor::is_dense) || !self.inputs().iter().all(ready) {
             return None;
         }
         let stream = device::kept(device.try_into().ok()?, dlpack::current_stream(device)?)?;
@@ -459,13 +513,15 @@ pub(crate) fn cuda_activation_backward(
 ) -> Result<(), Failure> {
     let inputs = (&gate, up.as_ref());
     let grads = (&grad_gate, grad_up.as_ref());
-    with_dtype!(gate.dtype, T => enqueue_backward::<T>(place, act, numerics, arrangement, &grad, inputs, grads))
+    // SAFETY: the stream's handle is what its library says.
+    let stream = unsafe { device::cuda(place.0)?.borrow_stream(place.1) }?;
+    with_dtype!(gate.dtype, T => enqueue_backward::<T>(&stream, act, numerics, arrangement, &grad, inputs, grads))
 }
 
 type Pair<'a> = (&'a Tensor, Option<&'a Tensor>);
 
 fn enqueue_backward<T: Element>(
-    (ordinal, raw): Place,
+    stream: &BorrowedStream,
     act: Activation,
     numerics: Option<&str>,
     arrangement: Option<&str>,
@@ -473,26 +529,25 @@ fn enqueue_backward<T: Element>(
     inputs: Pair<'_>,
     grads: Pair<'_>,
 ) -> Result<(), Failure> {
-    let cuda = device::cuda(ordinal)?;
+    let cuda = stream.cuda();
     let how = self::arrangement(arrangement)?;
     expect_arranged(how, inputs.1.is_some())?;
     expect_arranged(how, grads.1.is_some())?;
     let numerics = self::numerics(numerics)?.unwrap_or(Numerics::default_for(T::DTYPE));
-    // SAFETY: as in `enqueue`.
+    let _captured = stream.without_loading()?;
+    // SAFETY: as in `enqueue_on`.
     unsafe {
-        let stream = cuda.borrow_stream(raw)?;
-        let _captured = stream.without_loading()?;
-        let grad = matrix::<T>(&cuda, "gradient of the output", grad)?;
-        let inputs = gate_up::<T>(&cuda, how, inputs.0, inputs.1)?;
-        let first = matrix_mut::<T>(&cuda, "gradient of the gate", grads.0)?;
+        let grad = matrix::<T>(cuda, "gradient of the output", grad)?;
+        let inputs = gate_up::<T>(cuda, how, inputs.0, inputs.1)?;
+        let first = matrix_mut::<T>(cuda, "gradient of the gate", grads.0)?;
         let grads = match grads.1 {
             Some(up) => {
-                let up = matrix_mut::<T>(&cuda, "gradient of up", up)?;
+                let up = matrix_mut::<T>(cuda, "gradient of up", up)?;
                 DeviceGateUpMut::separate(first, up)?
             }
             None => DeviceGateUpMut::packed(first, how)?,
         };
-        cuda.activation_backward(&stream, &act.0, numerics, grad, inputs, grads)?;
+        cuda.activation_backward(stream, &act.0, numerics, grad, inputs, grads)?;
     }
     Ok(())
 }

@@ -5,28 +5,75 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use pyo3::prelude::*;
-use swiglu::Device;
 use swiglu::cuda::{BorrowedStream, Cuda};
+use swiglu::{CpuOptions, Device, ForkJoin};
 
 use crate::error::Failure;
+use crate::openmp::OpenMp;
 
-static DEVICES: Mutex<Option<HashMap<String, Device>>> = Mutex::new(None);
+/// The devices that are open.
+#[derive(Default)]
+struct Devices {
+    named: HashMap<String, Device>,
+    /// PyTorch's threads, which then are the CPU's.
+    openmp: Option<Arc<OpenMp>>,
+}
+
+static DEVICES: Mutex<Option<Devices>> = Mutex::new(None);
+
+impl Devices {
+    fn cpu(&self) -> swiglu::Result<Device> {
+        let threads = self.openmp.clone().map(|openmp| openmp as Arc<dyn ForkJoin>);
+        Device::cpu_with(CpuOptions::default().with_fork_join(threads))
+    }
+}
+
+fn devices() -> MutexGuard<'static, Option<Devices>> {
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The device of a name: `best`, `cpu`, `cuda`, `cuda:N`.
 pub(crate) fn named(name: &str) -> swiglu::Result<Device> {
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut devices = devices();
     let devices = devices.get_or_insert_default();
-    if let Some(device) = devices.get(name) {
+    if let Some(device) = devices.named.get(name) {
         return Ok(device.clone());
     }
     let device: Device = match name {
         // One of the others, so that they share threads and kernels.
-        "best" => Device::best()?,
+        "best" => match Device::best()? {
+            Device::Cpu(_) => devices.cpu()?,
+            best => best,
+        },
+        "cpu" => devices.cpu()?,
         "cuda" => "cuda:0".parse()?,
         _ => name.parse()?,
     };
-    devices.insert(name.to_owned(), device.clone());
+    devices.named.insert(name.to_owned(), device.clone());
     Ok(device)
+}
+
+/// Computes on PyTorch's threads from now on; layers that were made before keep their own. Returns whether PyTorch, which is
+/// loaded, has any that others can use.
+#[pyfunction]
+pub(crate) fn share_threads() -> bool {
+    let openmp = OpenMp::of_pytorch().map(Arc::new);
+    let found = openmp.is_some();
+    let mut devices = devices();
+    let devices = devices.get_or_insert_default();
+    devices.named.retain(|_, device| !matches!(device, Device::Cpu(_)));
+    devices.openmp = openmp;
+    found
+}
+
+/// Whose threads compute on the CPU, and how many of them there are at the moment.
+pub(crate) fn cpu_threads() -> serde_json::Value {
+    let openmp = devices().as_ref().and_then(|devices| devices.openmp.clone());
+    let (of, count) = match openmp {
+        Some(openmp) => ("PyTorch", openmp.threads()),
+        None => ("swiglu", std::thread::available_parallelism().map_or(1, usize::from)),
+    };
+    serde_json::json!({ "of": of, "count": count })
 }
 
 /// The CUDA device of a number.
@@ -64,17 +111,15 @@ pub(crate) fn kept(ordinal: usize, raw: u64) -> Option<Arc<BorrowedStream>> {
     Some(stream.clone())
 }
 
-type Devices = MutexGuard<'static, Option<HashMap<String, Device>>>;
-
 thread_local! {
     /// The table of devices, while this thread forks.
-    static HELD: RefCell<Option<Devices>> = const { RefCell::new(None) };
+    static HELD: RefCell<Option<MutexGuard<'static, Option<Devices>>>> = const { RefCell::new(None) };
 }
 
 /// Takes the table of devices, which another thread may hold while it opens one: in a child nobody would give it back.
 #[pyfunction]
 pub(crate) fn before_fork() {
-    HELD.set(Some(DEVICES.lock().unwrap_or_else(PoisonError::into_inner)));
+    HELD.set(Some(devices()));
 }
 
 /// Gives the table back.
@@ -87,8 +132,10 @@ pub(crate) fn after_fork_in_parent() {
 #[pyfunction]
 pub(crate) fn after_fork() {
     let held = HELD.take();
-    let mut devices =
-        held.unwrap_or_else(|| DEVICES.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut devices = held.unwrap_or_else(devices);
+    if let Some(openmp) = devices.as_ref().and_then(|devices| devices.openmp.as_ref()) {
+        openmp.end();
+    }
     // Their threads are the parent's: nothing of them may be waited for, so they are not dropped.
     std::mem::forget(devices.take());
     crate::lent::forget_lent();

@@ -44,11 +44,11 @@ pub(crate) fn cuda_layer_at_once(
     weights: [Option<Bound<'_, PyAny>>; 6],
     out: &Bound<'_, PyAny>,
 ) -> Result<bool, Failure> {
-    let Some(tensors) = Alike::of(x, weights.iter().flatten(), out) else { return Ok(false) };
+    let inputs = [x].into_iter().chain(weights.iter().flatten());
+    let Some(tensors) = Alike::of(inputs, [out]) else { return Ok(false) };
     let Some(stream) = tensors.current_stream() else { return Ok(false) };
-    let Alike { mut inputs, out, .. } = tensors;
-    let x = inputs.remove(0);
-    let mut tensors = inputs.into_iter();
+    let mut tensors = tensors.tensors.into_iter();
+    let (Some(x), Some(out)) = (tensors.next(), tensors.next_back()) else { return Ok(false) };
     let mut there = weights.iter().map(|given| given.as_ref().and_then(|_| tensors.next()));
     let mut next = || there.next().flatten();
     let Some(gate) = next() else { return Ok(false) };

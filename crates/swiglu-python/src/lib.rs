@@ -12,6 +12,7 @@ mod error;
 mod gradient;
 mod layer;
 mod lent;
+mod openmp;
 mod reading;
 mod tensor;
 mod weights;
@@ -39,6 +40,7 @@ fn info(py: Python<'_>) -> Result<String, Failure> {
             "version": env!("CARGO_PKG_VERSION"),
             "isa": Isa::detect(),
             "devices": devices.collect::<Vec<_>>(),
+            "cpu_threads": device::cpu_threads(),
             "libraries": libraries,
         })
     };
@@ -52,13 +54,15 @@ mod _native {
 
     #[pymodule_export]
     use crate::activation::{
-        Activation, activation, activation_at_once, activation_backward, cuda_activation,
-        cuda_activation_backward, expect_numerics,
+        Activation, activation, activation_at_once, activation_backward,
+        activation_backward_at_once, cuda_activation, cuda_activation_backward, expect_numerics,
     };
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
-    use crate::device::{after_fork, after_fork_in_parent, before_fork, keep_stream};
+    use crate::device::{
+        after_fork, after_fork_in_parent, before_fork, keep_stream, share_threads,
+    };
     #[pymodule_export]
     use crate::dlpack::describe_by_table;
     #[pymodule_export]

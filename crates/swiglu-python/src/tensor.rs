@@ -49,6 +49,8 @@ impl<'py> FromPyObject<'_, 'py> for Tensor {
 pub(crate) enum Rows<'a, T> {
     Borrowed(MatrixRef<'a, T>),
     Copied(Matrix<T>),
+    /// One row again and again, as in the gradient of a sum.
+    Repeated(Vec<T>, usize),
 }
 
 impl<T: Element> Rows<'_, T> {
@@ -56,6 +58,8 @@ impl<T: Element> Rows<'_, T> {
         match self {
             Rows::Borrowed(view) => *view,
             Rows::Copied(matrix) => matrix.view(),
+            Rows::Repeated(row, rows) => MatrixRef::with_stride(row, *rows, row.len(), 0)
+                .unwrap_or_else(|_| unreachable!("rows without a distance lie in one")),
         }
     }
 }
@@ -154,13 +158,17 @@ impl Tensor {
                 let data = unsafe { std::slice::from_raw_parts(self.address as *const T, len) };
                 Ok(Rows::Borrowed(MatrixRef::with_stride(data, rows, cols, stride)?))
             }
+            _ if self.strides.iter().all(|&stride| stride == 0) => {
+                // SAFETY: the array has a first element, which may be unaligned.
+                let value = unsafe { (self.address as *const T).read_unaligned() };
+                Ok(Rows::Repeated(vec![value; cols], rows))
+            }
             _ => {
                 let mut copy = Matrix::zeros(rows, cols)?;
-                let place = self.address as *const T;
                 for (row, values) in copy.as_mut_slice().chunks_exact_mut(cols).enumerate() {
-                    for (col, value) in values.iter_mut().enumerate() {
-                        // SAFETY: the offset is of an element of the array, which may be unaligned.
-                        *value = unsafe { place.offset(self.offset(row, col)).read_unaligned() };
+                    for (value, place) in values.iter_mut().zip(self.row(row)) {
+                        // SAFETY: the place of an element, which may be unaligned.
+                        *value = unsafe { (place as *const T).read_unaligned() };
                     }
                 }
                 Ok(Rows::Copied(copy))
@@ -193,24 +201,21 @@ impl Tensor {
                 CoreError::OverlappingRows { what: what.into(), cols, row_stride: 0 }.into()
             );
         }
-        let place = self.address as *mut T;
         let apart = inputs.iter().all(|input| disjoint(&input.bytes(), &self.bytes()));
         match row_stride {
             Some(stride) if apart && self.address.is_multiple_of(align_of::<T>()) => {
                 let len = (rows - 1) * stride + cols;
                 // SAFETY: the caller's; no input lies there.
-                let data = unsafe { std::slice::from_raw_parts_mut(place, len) };
+                let data = unsafe { std::slice::from_raw_parts_mut(self.address as *mut T, len) };
                 write(MatrixMut::with_stride(data, rows, cols, stride)?)
             }
             _ => {
                 let mut whole = Matrix::zeros(rows, cols)?;
                 write(whole.view_mut())?;
                 for (row, values) in whole.as_slice().chunks_exact(cols).enumerate() {
-                    for (col, value) in values.iter().enumerate() {
-                        // SAFETY: the offset is of an element of the array, which may be unaligned.
-                        unsafe {
-                            place.offset(self.offset(row, col)).write_unaligned(*value);
-                        }
+                    for (value, place) in values.iter().zip(self.row(row)) {
+                        // SAFETY: the place of an element, which may be unaligned.
+                        unsafe { (place as *mut T).write_unaligned(*value) };
                     }
                 }
                 Ok(())
@@ -218,23 +223,26 @@ impl Tensor {
         }
     }
 
-    /// Elements from the first to that of a row and a column.
-    fn offset(&self, row: usize, col: usize) -> isize {
+    /// The addresses of a row's elements, without an end.
+    fn row(&self, row: usize) -> impl Iterator<Item = isize> {
+        let size = self.dtype.size() as isize;
+        let leading = self.shape.len().saturating_sub(1);
         let mut rest = row;
-        let mut offset = 0;
-        for (i, (&n, &stride)) in self.shape.iter().zip(&self.strides).enumerate().rev() {
-            if i + 1 == self.shape.len() {
-                offset += col as isize * stride;
-            } else {
-                offset += (rest % n) as isize * stride;
-                rest /= n;
-            }
+        let mut first = self.address as isize;
+        for (&n, &stride) in self.shape[..leading].iter().zip(&self.strides).rev() {
+            first += (rest % n) as isize * stride * size;
+            rest /= n;
         }
-        offset
+        let step = self.strides.last().map_or(0, |&stride| stride * size);
+        (0..).map(move |col: isize| first.wrapping_add(col.wrapping_mul(step)))
     }
 
     /// The addresses between which its elements lie.
     fn bytes(&self) -> Range<isize> {
+        let first = self.address as isize;
+        if self.shape.contains(&0) {
+            return first..first;
+        }
         let (mut low, mut high) = (0, 0);
         for (&n, &stride) in self.shape.iter().zip(&self.strides) {
             let far = (n as isize - 1) * stride;
@@ -242,11 +250,10 @@ impl Tensor {
             high += far.max(0);
         }
         let size = self.dtype.size() as isize;
-        let first = self.address as isize;
         first + low * size..first + (high + 1) * size
     }
 }
 
 fn disjoint(a: &Range<isize>, b: &Range<isize>) -> bool {
-    a.end <= b.start || b.end <= a.start
+    a.is_empty() || b.is_empty() || a.end <= b.start || b.end <= a.start
 }

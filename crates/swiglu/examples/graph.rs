@@ -5,14 +5,17 @@
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;
+use std::path::Path;
 
 use swiglu::cuda::DeviceMatrix;
 use swiglu::{Device, LoadOptions, Matrix, Model, bf16};
 
-pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    let weights = Model::open(swiglu_fixtures::STORIES15M_FILE)?
-        .mlp(&LoadOptions::default())?
-        .dtype(swiglu::DType::Bf16);
+fn main() -> Result<(), Box<dyn Error>> {
+    run(swiglu_fixtures::STORIES15M_FILE.as_ref())
+}
+
+pub(crate) fn run(layer: &Path) -> Result<(), Box<dyn Error>> {
+    let weights = Model::open(layer)?.mlp(&LoadOptions::default())?.dtype(swiglu::DType::Bf16);
     let device: Device = "cuda".parse()?;
     let Device::Cuda(cuda) = &device else { return Err("not a CUDA device".into()) };
     let (mlp, stream) = (weights.to(&device)?, cuda.new_stream()?);

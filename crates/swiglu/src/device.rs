@@ -60,7 +60,7 @@ impl Device {
         Self::cpu_with(CpuOptions::default())
     }
 
-    /// The CPU with a forced instruction set, a number of threads, or a pool of threads that it shares.
+    /// The CPU with a forced instruction set, a number of threads, or threads that it shares.
     ///
     /// # Errors
     /// [`swiglu_core::Error::OutOfRange`] for zero threads or too many; [`swiglu_core::Error::Unavailable`]

@@ -147,7 +147,8 @@
 //! On a CPU the threads of the device help the calling thread where the work is worth it. A call never waits for threads that
 //! are busy with another call, so a few tokens are computed beside a long prompt in about the time that their caller takes
 //! alone. [`CpuOptions::with_pool`] takes helpers from a pool of the program, which devices can share and whose own jobs may
-//! call layers; [`Layer::forward_opts`] limits the threads of one call. Neither changes a bit of a result.
+//! call layers; [`CpuOptions::with_fork_join`] computes on the threads of another runtime, such as OpenMP's in a program that also
+//! calls libraries which use them. [`Layer::forward_opts`] limits the threads of one call. None of it changes a bit of a result.
 //!
 //! The layers of a device share its working memory: a block for each of the calls that there are at the same time, kept for
 //! later ones until [`Device::trim`]. [`Layer::workspace_bytes`] says how large a block is and [`Layer::reserve`] makes
@@ -233,7 +234,7 @@ pub use swiglu_core::{
     QuantizedTypes, Rounding, RowParams, RowScale, RowSteps, SavePolicy, Sparsity, StridedRef,
     Wanted, WeightLayout, bf16, f16,
 };
-pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, Isa};
+pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, ForkJoin, Isa};
 pub use swiglu_formats::{ActivationSource, FormatError, LayerWeights, LoadOptions, TensorNames};
 
 /// CUDA devices, streams, graphs, and matrices in device memory. Kernels, plans and tuning are those of the crate

@@ -5,6 +5,7 @@
 
 mod common;
 #[path = "../examples/graph.rs"]
+#[allow(dead_code, reason = "its main is the example's")]
 mod graph;
 
 use std::path::{Path as FilePath, PathBuf};
@@ -268,7 +269,7 @@ fn quantised_weights_without_a_kernel_are_decoded_and_say_why() {
 #[test]
 fn the_example_of_a_graph_runs() {
     let Some(_device) = device() else { return };
-    graph::main().unwrap();
+    graph::run(&stories()).unwrap();
 }
 
 /// Page-locked matrices are used as others are, by layers and by copies, and their memory again by later ones.

@@ -38,6 +38,8 @@ class Taken:
 
 _ONE_PASS_HERE = "one pass over gate and up"
 _ONE_PASS = f"{_ONE_PASS_HERE}, on the current stream"
+_BACKWARD_HERE = "one pass over the gradient, gate and up"
+_BACKWARD = f"{_BACKWARD_HERE}, on the current stream"
 _WHERE_THEY_LIE = "fused kernels over the weights where they lie, on the current stream"
 
 
@@ -70,6 +72,8 @@ def _described_if(t: Optional[Tensor]) -> Optional[Tuple[int, Tuple[int, ...], T
 #: Whether tensors can be given to the native module as they are: it then finds out by PyTorch's table of
 #: functions for DLPack what is slow to ask for here, and the current stream.
 BY_TABLE = _native.describe_by_table(Tensor, torch.nn.Parameter)
+# PyTorch's threads go on spinning behind each of its operations: threads of ours would wait for their processors.
+_native.share_threads()
 _kept: "set[Tuple[int, int]]" = set()
 
 
@@ -235,15 +239,21 @@ def activation_backward(
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """The gradients of gate and up, in tensors of their own: of a packed tensor in one."""
     act = activation_named(activation)
-    shape = _check.activation_inputs(gate, up, layout)
-    _check.expect_alike("grad", grad, gate)
-    _check.expect_shape("grad", grad, shape)
-    why = _no_kernels(gate)
-    if why is None and gate.is_cpu:
+    why = None
+    if gate.is_cpu:
         if numerics is not None and numerics.startswith("eager"):
             why = "the bits of PyTorch's operations were asked for"
         elif act.gate in ("relu", "relu2"):
             why = "where the gate is not positive PyTorch has 0, whatever it would be multiplied with"
+    if BY_TABLE and why is None and type(gate) in (Tensor, torch.nn.Parameter) and gate.layout is torch.strided and gate.is_contiguous():
+        grad_gate, grad_up = torch.empty_like(gate), None if up is None else torch.empty_like(gate)
+        if _native.activation_backward_at_once(act, numerics, layout, grad, gate, up, grad_gate, grad_up):
+            _last.taken = (op, "native cuda", _BACKWARD) if gate.is_cuda else (op, "native cpu", _BACKWARD_HERE)
+            return grad_gate, grad_up
+    shape = _check.activation_inputs(gate, up, layout)
+    _check.expect_alike("grad", grad, gate)
+    _check.expect_shape("grad", grad, shape)
+    why = _no_kernels(gate) or why
     if why is not None:
         halves = (gate, up) if up is not None else _formulas.split(gate, layout or "")
         grads = _formulas.backward(act, numerics, grad, *halves)
@@ -259,7 +269,7 @@ def activation_backward(
             act, numerics, layout, _described(grad), _described(gate), _described_if(up),
             _described(grad_gate), _described_if(grad_up),
         )  # fmt: skip
-        note(op, "native cpu", "one pass over the gradient, gate and up")
+        note(op, "native cpu", _BACKWARD_HERE)
         return grad_gate, grad_up
     with _current(gate):
         grad_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
@@ -271,7 +281,7 @@ def activation_backward(
             _described(rows), _described(first), _described_if(second),
             _described(grad_gate), _described_if(grad_up),
         )  # fmt: skip
-    note(op, "native cuda", "one pass over the gradient, gate and up, on the current stream")
+    note(op, "native cuda", _BACKWARD)
     return grad_gate, grad_up
 
 
