@@ -432,3 +432,13 @@ def test_bfloat16_of_numpy():
     h = swiglu.silu_mul(gate, up)
     assert h.dtype == gate.dtype
     expect(swiglu.Activation("swiglu"), gate, up, h)
+
+
+def test_arrays_without_elements_lie_nowhere():
+    """PyTorch's have one address, 0."""
+    nowhere = (0, (0, 5), (5, 1), "f32", True)
+    swiglu._native.activation_backward(swiglu.Activation("swiglu"), None, None, *[nowhere] * 5)
+    memory = np.zeros((1, 5), "float32")
+    one = (memory.ctypes.data, (1, 5), (5, 1), "f32", True)
+    with pytest.raises(swiglu.SwigluError, match="same memory"):
+        swiglu._native.activation_backward(swiglu.Activation("swiglu"), None, None, *[one] * 5)
