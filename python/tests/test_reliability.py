@@ -22,26 +22,40 @@ from test_ops import Here, call, device, tensor  # noqa: F401
 F = torch.nn.functional
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="not run: no fork here")
-def test_a_forked_child_of_a_process_with_threads_computes():
-    program = """
-import os, numpy as np, torch, swiglu.torch as ops, swiglu.nn
-x = torch.randn(64, 4096)
-frozen = swiglu.nn.MLP(4096, 256).freeze()
-def outputs():
-    with torch.no_grad():
-        return [ops.silu_mul(x, x).numpy(), frozen(x).numpy(), swiglu.silu_mul(x.numpy(), x.numpy())]
-right = outputs()
-child = os.fork()
-if child == 0:
-    # PyTorch's operations would wait for threads of the parent.
-    ok = all(np.array_equal(a, b) for a, b in zip(outputs(), right))
-    os._exit(0 if ok else 1)
-assert os.waitpid(child, 0)[1] == 0
-assert all(np.array_equal(a, b) for a, b in zip(outputs(), right))
-"""
+def ends_well(program):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+# PyTorch's operations in a child would wait for threads of the parent.
+FORKED = """
+import ctypes, os, numpy as np, torch, swiglu
+x = torch.randn(64, 4096) + 1
+if {before}:
+    import swiglu.nn, swiglu.torch
+    frozen = swiglu.nn.MLP(4096, 256).freeze()
+def outputs():
+    import swiglu.torch as ops
+    with torch.no_grad():
+        made = [frozen(x)] if {before} else []
+        return [t.numpy() for t in (ops.silu_mul(x, x), *made)] + [swiglu.silu_mul(x.numpy(), x.numpy())]
+right = outputs() if {before} else None
+child = {fork}()
+if child == 0:
+    made = outputs()
+    os._exit(0 if right is None or all(map(np.array_equal, made, right)) else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert right is None or all(map(np.array_equal, outputs(), right))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="not run: no fork here")
+@pytest.mark.parametrize("before", [True, False], ids=["computed before", "first in the child"])
+@pytest.mark.parametrize("fork", ["os.fork", "ctypes.PyDLL(None).fork"])
+def test_a_forked_child_of_a_process_with_threads_computes(fork, before):
+    if fork != "os.fork" and not before:
+        pytest.skip("not run: nobody tells a module that its process is a forked one")
+    ends_well(FORKED.format(fork=fork, before=before))
 
 
 class Alive:
@@ -77,18 +91,36 @@ def test_what_is_copied_for_a_call_lives_until_it_is_made(monkeypatch, device):
     assert not alive.seen
 
 
-def test_pytorchs_threads_compute_on_a_cpu():
-    assert swiglu.info()["cpu_threads"] == {"of": "PyTorch", "count": torch.get_num_threads()}
-    x, y = torch.randn(2, 64, 4096)
-    right = ops.silu_mul(x, y)
-    here = torch.get_num_threads()
-    try:
-        for count in (1, 2, here + 3):
-            torch.set_num_threads(count)
-            assert swiglu.info()["cpu_threads"]["count"] == count
+THREADS = """
+import os, threading, torch, swiglu, swiglu.torch as ops
+own = swiglu.info()["cpu_threads"]["own"]
+x, y = torch.randn(2, 64, 8192)
+right = ops.silu_mul(x, y)
+for count in (1, own, own + 2):
+    torch.set_num_threads(count)
+    assert swiglu.info()["cpu_threads"]["of_pytorch"] == min(count, own)
+    def rounds(n):
+        for _ in range(n):
+            torch.add(x, y)
             assert torch.equal(ops.silu_mul(x, y), right)
-    finally:
-        torch.set_num_threads(here)
+    rounds(3)
+    there = set(os.listdir("/proc/self/task"))
+    # Neither computes on a team of another size, for which threads would end and others start; nor on threads of ours.
+    rounds(20)
+    new = set(os.listdir("/proc/self/task")) - there
+    assert not new, (count, new)
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in there]
+    assert not any(name.startswith("swiglu") for name in names), names
+callers = [threading.Thread(target=rounds, args=(20,)) for _ in range(4)]
+[t.start() for t in callers]
+[t.join() for t in callers]
+assert swiglu.silu_mul(x.numpy(), y.numpy()).shape == x.shape
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="not run: no /proc here")
+def test_tensors_of_a_cpu_are_computed_on_pytorchs_threads():
+    ends_well(THREADS)
 
 
 def test_workers_of_a_data_loader_compute():

@@ -45,7 +45,8 @@ impl CpuOptions {
         Self { pool: pool.into(), ..self }
     }
 
-    /// Computes on the threads of another runtime: on as many as it has in each call, up to `threads`.
+    /// Computes on the threads of another runtime: on as many as it has in each call, up to `threads`. A call then waits for
+    /// all of them.
     #[must_use]
     pub fn with_fork_join(self, threads: impl Into<Option<Arc<dyn ForkJoin>>>) -> Self {
         Self { fork_join: threads.into(), ..self }

@@ -15,7 +15,8 @@
 //! What is borrowed is out of reach of late jobs: a job holds the desk alone, which is not borrowed, and follows its pointer
 //! to the call only if it entered. All that a job needs to know when it is late is in the desk.
 //!
-//! Threads of another runtime come and go by its own [`ForkJoin`], which needs no desk: all are out of the call when it returns.
+//! Threads of another runtime come and go by its own [`ForkJoin`], which needs no desk: all are out of the call when it returns,
+//! and the caller waits for all of them.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -38,8 +39,8 @@ pub trait ForkJoin: std::fmt::Debug + Send + Sync {
     /// share its work.
     fn threads(&self) -> usize;
 
-    /// Runs `part` on up to `threads` threads at the same time, the caller among them, and returns when all have. It may be
-    /// fewer. No part panics.
+    /// Runs `part` on threads of the runtime, the caller among them, and returns when all have: `threads` of them are wanted. Of
+    /// more, the others are over at once, and fewer do what there is. No part panics.
     fn run(&self, threads: usize, part: &(dyn Fn() + Sync));
 }
 
@@ -102,7 +103,7 @@ struct Call<'a> {
     steps: &'a [Step<'a>],
     progress: [Progress; MAX_STEPS],
     workers: usize,
-    /// The caller's processor.
+    /// The caller's processor, which helpers of a pool leave.
     processor: usize,
     /// The number of the next helper.
     next: AtomicUsize,
@@ -114,8 +115,7 @@ impl<'a> Call<'a> {
     fn new(steps: &'a [Step<'a>], workers: usize) -> Self {
         assert!(steps.len() <= MAX_STEPS, "a call has at most {MAX_STEPS} steps");
         let (progress, panic) = Default::default();
-        let processor = if workers > 1 { placement::current() } else { usize::MAX };
-        Self { steps, progress, workers, processor, next: AtomicUsize::new(1), panic }
+        Self { steps, progress, workers, processor: usize::MAX, next: AtomicUsize::new(1), panic }
     }
 
     fn work(&self, worker: usize) {
@@ -264,13 +264,14 @@ impl Team {
 
     fn run(&self, workers: usize, steps: &[Step<'_>]) {
         match &self.helpers {
-            Helpers::Pool(pool) => pool.run(&Call::new(steps, workers)),
+            Helpers::Pool(pool) => {
+                pool.run(&Call { processor: placement::current(), ..Call::new(steps, workers) })
+            }
             Helpers::ForkJoin(threads) => {
                 let workers = workers.min(threads.threads()).max(1);
-                let mut call = Call::new(steps, workers);
+                // The caller is one of those that take part.
+                let call = Call { next: AtomicUsize::new(0), ..Call::new(steps, workers) };
                 if workers > 1 {
-                    // The caller is one of those that take part.
-                    call.next = AtomicUsize::new(0);
                     threads.run(workers, &|| call.help());
                     call.check();
                 }

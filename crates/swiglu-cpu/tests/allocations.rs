@@ -1,28 +1,33 @@
-//! A call allocates nothing: its buffers are the layer's, from the first call on.
+//! A call allocates nothing: its buffers are the layer's, from the first call on. What the system refuses is an error.
 
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters, row_steps};
 use swiglu_core::{
-    Activation, BlockType, DType, GateUpRef, Matrix, Numerics, Op, Path, QuantizedTypes, RowParams,
-    random,
+    Activation, BlockType, DType, Error, GateUpRef, Matrix, Numerics, Op, Path, QuantizedTypes,
+    RowParams, SavePolicy, random,
 };
-use swiglu_cpu::{Cpu, CpuOptions, Mlp};
+use swiglu_cpu::{CallOptions, Cpu, CpuOptions, GatedLinear, Mlp};
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Whether buffers are refused, which alone are aligned to a cache line.
+static REFUSE: AtomicBool = AtomicBool::new(false);
 
 struct Counting;
 
-// SAFETY: every call is passed on to the system's allocator.
+// SAFETY: every call is passed on to the system's allocator, or refused.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        if REFUSE.load(Ordering::Relaxed) && layout.align() == 64 {
+            return std::ptr::null_mut();
+        }
         // SAFETY: the caller's.
         unsafe { System.alloc(layout) }
     }
@@ -49,6 +54,46 @@ fn count(calls: usize, mut call: impl FnMut()) -> (usize, usize) {
 
 /// One test, so that nothing else allocates beside it.
 #[test]
+fn calls_do_not_allocate_and_what_is_refused_is_an_error() {
+    calls_do_not_allocate();
+    layers_whose_update_was_refused_compute_nothing();
+}
+
+fn layers_whose_update_was_refused_compute_nothing() {
+    let case = |op| Case { bias: true, ..Case::new(op, [2, 8, 16], DType::F32) };
+    let cpu = Cpu::new(&CpuOptions::default()).unwrap();
+    let x = Matrix::<f32>::zeros(2, 8).unwrap();
+    let (mut y, mut h) = (Matrix::zeros(2, 8).unwrap(), Matrix::zeros(2, 16).unwrap());
+    let without_memory = |update: &mut dyn FnMut() -> swiglu_core::Result<()>| {
+        REFUSE.store(true, Ordering::Relaxed);
+        let refused = update();
+        REFUSE.store(false, Ordering::Relaxed);
+        assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
+    };
+    let expect = |refused: swiglu_core::Result<()>| {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("make another layer"), "{error}");
+    };
+    let options = CallOptions::default();
+    for path in [Path::Fused, Path::Unfused] {
+        let of_mlp = Parameters::<f32>::new(&case(Op::Mlp)).unwrap();
+        let params = of_mlp.mlp();
+        let mut mlp = Mlp::for_training_with_path(&cpu, &params, SavePolicy::Save, path).unwrap();
+        mlp.forward(x.view(), y.view_mut()).unwrap();
+        without_memory(&mut || mlp.update(&params));
+        expect(mlp.forward(x.view(), y.view_mut()));
+        expect(mlp.forward_train(x.view(), y.view_mut(), &options).map(drop));
+        let of_gated = Parameters::<f32>::new(&case(Op::GatedLinear)).unwrap();
+        let params = of_gated.gated();
+        let mut gated =
+            GatedLinear::for_training_with_path(&cpu, &params, SavePolicy::Save, path).unwrap();
+        gated.forward(x.view(), h.view_mut()).unwrap();
+        without_memory(&mut || gated.update(&params));
+        expect(gated.forward(x.view(), h.view_mut()));
+        expect(gated.forward_train(x.view(), h.view_mut(), &options).map(drop));
+    }
+}
+
 fn calls_do_not_allocate() {
     const CALLS: usize = 64;
     let case = |m| Case { bias: true, ..Case::new(Op::Mlp, [m, 256, 700], DType::F32) };

@@ -8,8 +8,8 @@ use swiglu::cuda::{
     BorrowedStream, DeviceGateUp, DeviceGateUpMut, DeviceMatrixMut, DeviceMatrixRef,
 };
 use swiglu::{
-    Arrangement, CoreError, Element, GateFn, GateUpMut, GateUpRef, GatedActivation, Numerics,
-    with_dtype,
+    Arrangement, CoreError, Device, Element, GateFn, GateUpMut, GateUpRef, GatedActivation,
+    Numerics, with_dtype,
 };
 
 use crate::array::Array;
@@ -144,9 +144,9 @@ fn expect_arranged(how: Arrangement, up: bool) -> Result<(), CoreError> {
     Err(CoreError::OutOfRange { what, given, expected: expected.into() })
 }
 
-/// Computes h in the host's memory: into `out`, or as a new array.
+/// Computes h in the host's memory: into `out`, or as a new array; with `of_pytorch` on its threads.
 #[pyfunction]
-#[pyo3(signature = (act, numerics, arrangement, gate, up=None, out=None))]
+#[pyo3(signature = (act, numerics, arrangement, gate, up=None, out=None, of_pytorch=false))]
 pub(crate) fn activation(
     py: Python<'_>,
     act: Activation,
@@ -155,11 +155,13 @@ pub(crate) fn activation(
     gate: Tensor,
     up: Option<Tensor>,
     out: Option<Tensor>,
+    of_pytorch: bool,
 ) -> Result<Option<Array>, Failure> {
     let how = self::arrangement(arrangement)?;
     expect_arranged(how, up.is_some())?;
     let shape = result_shape(&gate, up.as_ref(), how)?;
-    let act = on_host(act, numerics)?;
+    let device = if of_pytorch { device::cpu_of_pytorch() } else { device::named("cpu") }?;
+    let act = on_host(&device, act, numerics)?;
     let (made, out) = match out {
         Some(out) => (None, out),
         None => {
@@ -218,7 +220,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 }
 
-/// Computes the gradients of gate and up in the host's memory: into `grad_gate` and `grad_up`, or both into `grad_gate`,
+/// Computes the gradients of gate and up, tensors of PyTorch's in the host's memory: into `grad_gate` and `grad_up`, or both into `grad_gate`,
 /// arranged as the inputs.
 #[pyfunction]
 pub(crate) fn activation_backward(
@@ -235,7 +237,7 @@ pub(crate) fn activation_backward(
     let how = self::arrangement(arrangement)?;
     expect_arranged(how, up.is_some())?;
     expect_arranged(how, grad_up.is_some())?;
-    let act = on_host(act, numerics)?;
+    let act = on_host(&device::cpu_of_pytorch()?, act, numerics)?;
     let (inputs, grads) = ((&gate, up.as_ref()), (&grad_gate, grad_up.as_ref()));
     py.detach(
         || with_dtype!(gate.dtype, T => differentiate::<T>(&act, how, &grad, inputs, grads)),
@@ -373,7 +375,7 @@ fn at_once_on_host(
     out: &Tensor,
     compute: impl Fn(&GatedActivation) -> swiglu::Result<()> + Send + Sync,
 ) -> Result<(), Failure> {
-    let act = on_host(act, numerics)?;
+    let act = on_host(&device::cpu_of_pytorch()?, act, numerics)?;
     match out.shape.iter().product::<usize>() <= AT_ONCE {
         true => compute(&act),
         false => py.detach(|| compute(&act)),
@@ -381,8 +383,12 @@ fn at_once_on_host(
     Ok(())
 }
 
-fn on_host(act: Activation, numerics: Option<&str>) -> Result<GatedActivation, Failure> {
-    let act = GatedActivation::new(&device::named("cpu")?, act.0);
+fn on_host(
+    device: &Device,
+    act: Activation,
+    numerics: Option<&str>,
+) -> Result<GatedActivation, Failure> {
+    let act = GatedActivation::new(device, act.0);
     Ok(match self::numerics(numerics)? {
         Some(numerics) => act.with_numerics(numerics),
         None => act,

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use pyo3::prelude::*;
 use swiglu::cuda::{BorrowedStream, Cuda};
@@ -11,24 +11,15 @@ use swiglu::{CpuOptions, Device, ForkJoin};
 use crate::error::Failure;
 use crate::openmp::OpenMp;
 
-/// The devices that are open.
-#[derive(Default)]
-struct Devices {
-    named: HashMap<String, Device>,
-    /// PyTorch's threads, which then are the CPU's.
-    openmp: Option<Arc<OpenMp>>,
-}
+type Devices = Option<HashMap<String, Device>>;
 
-static DEVICES: Mutex<Option<Devices>> = Mutex::new(None);
+static DEVICES: Mutex<Devices> = Mutex::new(None);
+/// PyTorch's threads, in the process that asked for them.
+static OPENMP: OnceLock<Option<Arc<OpenMp>>> = OnceLock::new();
+/// The name of the CPU whose threads are PyTorch's.
+const OF_PYTORCH: &str = "cpu of PyTorch";
 
-impl Devices {
-    fn cpu(&self) -> swiglu::Result<Device> {
-        let threads = self.openmp.clone().map(|openmp| openmp as Arc<dyn ForkJoin>);
-        Device::cpu_with(CpuOptions::default().with_fork_join(threads))
-    }
-}
-
-fn devices() -> MutexGuard<'static, Option<Devices>> {
+fn devices() -> MutexGuard<'static, Devices> {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -36,44 +27,44 @@ fn devices() -> MutexGuard<'static, Option<Devices>> {
 pub(crate) fn named(name: &str) -> swiglu::Result<Device> {
     let mut devices = devices();
     let devices = devices.get_or_insert_default();
-    if let Some(device) = devices.named.get(name) {
+    if let Some(device) = devices.get(name) {
         return Ok(device.clone());
     }
     let device: Device = match name {
         // One of the others, so that they share threads and kernels.
-        "best" => match Device::best()? {
-            Device::Cpu(_) => devices.cpu()?,
-            best => best,
-        },
-        "cpu" => devices.cpu()?,
+        "best" => Device::best()?,
         "cuda" => "cuda:0".parse()?,
+        OF_PYTORCH => {
+            let openmp = openmp().map(|openmp| openmp as Arc<dyn ForkJoin>);
+            Device::cpu_with(CpuOptions::default().with_fork_join(openmp))?
+        }
         _ => name.parse()?,
     };
-    devices.named.insert(name.to_owned(), device.clone());
+    devices.insert(name.to_owned(), device.clone());
     Ok(device)
 }
 
-/// Computes on PyTorch's threads from now on; layers that were made before keep their own. Returns whether PyTorch, which is
-/// loaded, has any that others can use.
-#[pyfunction]
-pub(crate) fn share_threads() -> bool {
-    let openmp = OpenMp::of_pytorch().map(Arc::new);
-    let found = openmp.is_some();
-    let mut devices = devices();
-    let devices = devices.get_or_insert_default();
-    devices.named.retain(|_, device| !matches!(device, Device::Cpu(_)));
-    devices.openmp = openmp;
-    found
+/// The CPU for tensors of PyTorch's, between whose operations its threads go on spinning.
+pub(crate) fn cpu_of_pytorch() -> swiglu::Result<Device> {
+    named(if openmp().is_some() { OF_PYTORCH } else { "cpu" })
 }
 
-/// Whose threads compute on the CPU, and how many of them there are at the moment.
+fn openmp() -> Option<Arc<OpenMp>> {
+    OPENMP.get().cloned().flatten().filter(|openmp| openmp.is_here())
+}
+
+/// Computes with PyTorch's tensors on its threads from now on, where PyTorch is loaded and others can use them. Not in a
+/// process that was forked when this module was there: what runtime waits for the parent's threads is not known.
+#[pyfunction]
+pub(crate) fn share_threads() {
+    OPENMP.get_or_init(|| OpenMp::of_pytorch().map(Arc::new));
+}
+
+/// How many threads compute on the CPU at the moment: ours, and PyTorch's where its tensors have them.
 pub(crate) fn cpu_threads() -> serde_json::Value {
-    let openmp = devices().as_ref().and_then(|devices| devices.openmp.clone());
-    let (of, count) = match openmp {
-        Some(openmp) => ("PyTorch", openmp.threads()),
-        None => ("swiglu", std::thread::available_parallelism().map_or(1, usize::from)),
-    };
-    serde_json::json!({ "of": of, "count": count })
+    let own = std::thread::available_parallelism().map_or(1, usize::from);
+    let of_pytorch = openmp().map(|openmp| openmp.threads().min(own));
+    serde_json::json!({ "own": own, "of_pytorch": of_pytorch })
 }
 
 /// The CUDA device of a number.
@@ -113,7 +104,7 @@ pub(crate) fn kept(ordinal: usize, raw: u64) -> Option<Arc<BorrowedStream>> {
 
 thread_local! {
     /// The table of devices, while this thread forks.
-    static HELD: RefCell<Option<MutexGuard<'static, Option<Devices>>>> = const { RefCell::new(None) };
+    static HELD: RefCell<Option<MutexGuard<'static, Devices>>> = const { RefCell::new(None) };
 }
 
 /// Takes the table of devices, which another thread may hold while it opens one: in a child nobody would give it back.
@@ -133,9 +124,7 @@ pub(crate) fn after_fork_in_parent() {
 pub(crate) fn after_fork() {
     let held = HELD.take();
     let mut devices = held.unwrap_or_else(devices);
-    if let Some(openmp) = devices.as_ref().and_then(|devices| devices.openmp.as_ref()) {
-        openmp.end();
-    }
+    OPENMP.get_or_init(|| None);
     // Their threads are the parent's: nothing of them may be waited for, so they are not dropped.
     std::mem::forget(devices.take());
     crate::lent::forget_lent();

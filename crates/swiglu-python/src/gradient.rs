@@ -37,7 +37,7 @@ pub(crate) fn weight_gradient(
     overwrite: bool,
 ) -> Result<(), Failure> {
     expect_apart([&grads, &inputs], &into)?;
-    let Device::Cpu(cpu) = device::named("cpu")? else { unreachable!("the name is the CPU's") };
+    let Device::Cpu(cpu) = device::cpu_of_pytorch()? else { unreachable!("the name is the CPU's") };
     Ok(py.detach(|| {
         with_dtype!(grads.dtype, T => on_host::<T>(&cpu, [&grads, &inputs], &into, how(overwrite)))
     })?)

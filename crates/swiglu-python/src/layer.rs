@@ -103,7 +103,7 @@ impl Layer {
         })
     }
 
-    /// Copies arrays into a layer of the host, in the form its kernels read. Weights are `[out, in]`.
+    /// Copies tensors of PyTorch's into a layer of the host, in the form its kernels read. Weights are `[out, in]`.
     #[staticmethod]
     #[pyo3(signature = (weights, activation, numerics=None, arrangement=None))]
     fn pack(
@@ -114,7 +114,7 @@ impl Layer {
         arrangement: Option<&str>,
     ) -> Result<Self, Failure> {
         let (numerics, how) = (self::numerics(numerics)?, self::arrangement(arrangement)?);
-        let device = device::named("cpu")?;
+        let device = device::cpu_of_pytorch()?;
         let dtype = weights.0.dtype;
         let kind = py.detach(
             || with_dtype!(dtype, T => weights.pack::<T>(&device, activation, numerics, how)),

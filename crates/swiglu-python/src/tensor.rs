@@ -49,8 +49,8 @@ impl<'py> FromPyObject<'_, 'py> for Tensor {
 pub(crate) enum Rows<'a, T> {
     Borrowed(MatrixRef<'a, T>),
     Copied(Matrix<T>),
-    /// One row again and again, as in the gradient of a sum.
-    Repeated(Vec<T>, usize),
+    /// One row so many times, as in the gradient of a sum.
+    Repeated(Matrix<T>, usize),
 }
 
 impl<T: Element> Rows<'_, T> {
@@ -58,8 +58,10 @@ impl<T: Element> Rows<'_, T> {
         match self {
             Rows::Borrowed(view) => *view,
             Rows::Copied(matrix) => matrix.view(),
-            Rows::Repeated(row, rows) => MatrixRef::with_stride(row, *rows, row.len(), 0)
-                .unwrap_or_else(|_| unreachable!("rows without a distance lie in one")),
+            Rows::Repeated(row, rows) => {
+                MatrixRef::with_stride(row.as_slice(), *rows, row.cols(), 0)
+                    .unwrap_or_else(|_| unreachable!("rows without a distance lie in one"))
+            }
         }
     }
 }
@@ -161,7 +163,9 @@ impl Tensor {
             _ if self.strides.iter().all(|&stride| stride == 0) => {
                 // SAFETY: the array has a first element, which may be unaligned.
                 let value = unsafe { (self.address as *const T).read_unaligned() };
-                Ok(Rows::Repeated(vec![value; cols], rows))
+                let mut row = Matrix::zeros(1, cols)?;
+                row.as_mut_slice().fill(value);
+                Ok(Rows::Repeated(row, rows))
             }
             _ => {
                 let mut copy = Matrix::zeros(rows, cols)?;

@@ -183,6 +183,8 @@ def gated_linear(
     of weights are added to their attribute ``main_grad``, as Megatron-Core's are.
     """
     name, keeps = _name(activation, numerics), _saves(save)
+    if layout != "gate-first":
+        expect_layout(layout)
     tensors = (x, w_gate, w_up, b_gate, b_up)
     _check.expect_tensors(("x", "w_gate", "w_up", "b_gate", "b_up", "out"), (x, w_gate, w_up, b_gate, b_up, out), 2)
     wanted = _door.wants_gradient(*tensors, out)
@@ -231,6 +233,8 @@ def mlp(
     ``biases`` are those of gate, up and down, each a tensor or None.
     """
     name, keeps = _name(activation, numerics), _saves(save)
+    if layout != "gate-first":
+        expect_layout(layout)
     if biases is None:
         biases = None, None, None
     elif not isinstance(biases, (tuple, list)) or len(biases) != 3:

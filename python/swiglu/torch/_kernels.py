@@ -215,7 +215,8 @@ def activation_into(
             h = torch.empty_like(gate)
         else:
             h = torch.empty(shape, dtype=gate.dtype)
-        _native.activation(act, numerics, layout, _described(gate), _described_if(up), _described(h))
+        described = _described(gate), _described_if(up), _described(h)
+        _native.activation(act, numerics, layout, *described, of_pytorch=True)
         note(op, "native cpu", _ONE_PASS_HERE)
         return h if out is None else written(h)
     with _current(gate):
@@ -239,13 +240,14 @@ def activation_backward(
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """The gradients of gate and up, in tensors of their own: of a packed tensor in one."""
     act = activation_named(activation)
-    why = None
-    if gate.is_cpu:
+    why = _no_kernels(gate)
+    if why is None and gate.is_cpu:
         if numerics is not None and numerics.startswith("eager"):
             why = "the bits of PyTorch's operations were asked for"
         elif act.gate in ("relu", "relu2"):
             why = "where the gate is not positive PyTorch has 0, whatever it would be multiplied with"
-    if BY_TABLE and why is None and type(gate) in (Tensor, torch.nn.Parameter) and gate.layout is torch.strided and gate.is_contiguous():
+    plain = type(gate) in (Tensor, torch.nn.Parameter) and gate.layout is torch.strided
+    if BY_TABLE and why is None and plain and gate.is_contiguous():
         grad_gate, grad_up = torch.empty_like(gate), None if up is None else torch.empty_like(gate)
         if _native.activation_backward_at_once(act, numerics, layout, grad, gate, up, grad_gate, grad_up):
             _last.taken = (op, "native cuda", _BACKWARD) if gate.is_cuda else (op, "native cpu", _BACKWARD_HERE)
@@ -253,7 +255,6 @@ def activation_backward(
     shape = _check.activation_inputs(gate, up, layout)
     _check.expect_alike("grad", grad, gate)
     _check.expect_shape("grad", grad, shape)
-    why = _no_kernels(gate) or why
     if why is not None:
         halves = (gate, up) if up is not None else _formulas.split(gate, layout or "")
         grads = _formulas.backward(act, numerics, grad, *halves)

@@ -182,7 +182,7 @@ impl<T: Element> GatedLinear<T> {
         }
     }
 
-    fn check(&self, x: MatrixRef<'_, T>, out: &MatrixMut<'_, T>) -> Result<()> {
+    pub(super) fn check(&self, x: MatrixRef<'_, T>, out: &MatrixMut<'_, T>) -> Result<()> {
         self.expect_weights()?;
         x.expect_shape("x", [x.rows(), self.hidden()])?;
         out.expect_shape("output", [x.rows(), self.intermediate()])

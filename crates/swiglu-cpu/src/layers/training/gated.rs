@@ -58,6 +58,7 @@ impl<T: Element> GatedLinear<T> {
     /// [`Error::OutOfMemory`], after which the layer has no weights any more: calls are refused.
     pub fn update(&mut self, params: &GatedLinearParams<'_, T>) -> Result<()> {
         params.validate()?;
+        self.expect_weights()?;
         self.expect_same(&params.problem(0))?;
         let mut training = self.training.take().ok_or_else(not_for_training)?;
         self.lost = true;
@@ -84,6 +85,11 @@ impl<T: Element> GatedLinear<T> {
         }
     }
 
+    pub(super) fn trained(&self) -> Result<&Training<T>> {
+        self.expect_weights()?;
+        trained(self.training.as_ref())
+    }
+
     /// Bytes of the weights that only backward passes read.
     pub fn training_bytes(&self) -> usize {
         self.training.as_ref().map_or(0, Training::bytes)
@@ -94,7 +100,7 @@ impl<T: Element> GatedLinear<T> {
     /// # Errors
     /// [`Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
     pub fn gradient_shapes(&self) -> Result<GradientShapes> {
-        trained(self.training.as_ref())?;
+        self.trained()?;
         Ok(GradientShapes::new(&self.problem, Orientation::OutIn))
     }
 
@@ -103,7 +109,7 @@ impl<T: Element> GatedLinear<T> {
     /// # Errors
     /// As [`Self::gradient_shapes`].
     pub fn policy(&self) -> Result<SavePolicy> {
-        Ok(trained(self.training.as_ref())?.policy)
+        Ok(self.trained()?.policy)
     }
 
     /// Writes h `[M, H]` for x `[M, K]`, with the bits of [`Self::forward`], and keeps what [`Self::backward`] needs.
@@ -116,9 +122,8 @@ impl<T: Element> GatedLinear<T> {
         out: MatrixMut<'_, T>,
         options: &CallOptions,
     ) -> Result<Saved<'x, T>> {
-        let policy = trained(self.training.as_ref())?.policy;
-        x.expect_shape("x", [x.rows(), self.hidden()])?;
-        out.expect_shape("output", [x.rows(), self.intermediate()])?;
+        self.check(x, &out)?;
+        let policy = self.trained()?.policy;
         let cpu = self.cpu.for_call(options)?;
         let mut saved = Saved::new(&self.cpu, self.problem, policy, x)?;
         let kept = saved.rows();
@@ -226,7 +231,7 @@ impl<T: Element> GatedLinear<T> {
             let [gate, up] = halves(gate_up.as_mut_slice().as_mut_ptr(), h);
             let kept = saved.rows();
             let x = saved.x();
-            match (kept.gate, trained(self.training.as_ref())?.up.as_ref()) {
+            match (kept.gate, self.trained()?.up.as_ref()) {
                 (Some(kept), Some(linear)) => {
                     // SAFETY: the layer kept m rows, and nothing else uses either of these here.
                     let (kept, mut gate, up) =
@@ -285,7 +290,7 @@ impl<T: Element> GatedLinear<T> {
     ) -> Result<()> {
         let h = self.intermediate();
         if let Some(dx) = &mut into.dx {
-            let dx_of = &trained(self.training.as_ref())?.dx;
+            let dx_of = &self.trained()?.dx;
             let bytes = dx_of.workspace_bytes(cpu, Tokens::Exactly(x.rows()));
             cpu.workspaces().with(bytes, |work| {
                 dx_of.forward(cpu, work, dgate_up, dx.reborrow());
