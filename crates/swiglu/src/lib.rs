@@ -148,7 +148,7 @@
 //! are busy with another call, so a few tokens are computed beside a long prompt in about the time that their caller takes
 //! alone. [`CpuOptions::with_pool`] takes helpers from a pool of the program, which devices can share and whose own jobs may
 //! call layers; [`CpuOptions::with_fork_join`] computes on the threads of another runtime, such as OpenMP's in a program that also
-//! calls libraries which use them. [`Layer::forward_opts`] limits the threads of one call. None of it changes a bit of a result.
+//! calls libraries which use them, and a call waits for all of these. [`Layer::forward_opts`] limits the threads of one call. None of it changes a bit of a result.
 //!
 //! The layers of a device share its working memory: a block for each of the calls that there are at the same time, kept for
 //! later ones until [`Device::trim`]. [`Layer::workspace_bytes`] says how large a block is and [`Layer::reserve`] makes
