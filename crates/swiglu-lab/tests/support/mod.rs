@@ -141,7 +141,7 @@ fn fake_peer() {
         }
     };
     let mut case: Option<Case> = None;
-    let (mut samples, mut prepared, mut first) = (0, 0, None);
+    let (mut samples, mut prepared, mut released, mut first) = (0, 0, 0, None);
     let mut ways = BTreeMap::new();
     for line in std::io::stdin().lock().lines() {
         let request: Value = serde_json::from_str(&line.unwrap()).unwrap();
@@ -208,9 +208,9 @@ fn fake_peer() {
                     ("nan", 3..) => say(json!({"type": "samples", "id": id, "us": [null]})),
                     ("negative", 3..) => say(json!({"type": "samples", "id": id, "us": [-1.0]})),
                     ("empty", 3..) => say(json!({"type": "samples", "id": id, "us": []})),
-                    // The first preparation differs from all others.
+                    // The first preparation differs from all others. One that another peer's fault ended does not count.
                     ("settles", _) => {
-                        let us = if prepared == 1 { 10.0 } else { 12.0 };
+                        let us = if released == 0 { 10.0 } else { 12.0 };
                         say(json!({"type": "samples", "id": id, "us": [us, us]}))
                     }
                     ("ways", _) => {
@@ -225,7 +225,7 @@ fn fake_peer() {
                     }
                     // Each preparation finds another place for its data.
                     ("misplaced", _) => {
-                        let us = 10.0 * f64::from(prepared);
+                        let us = 10.0 * f64::from(released + 1);
                         say(json!({"type": "samples", "id": id, "us": [us, us]}))
                     }
                     ("slow", _) => {
@@ -235,7 +235,10 @@ fn fake_peer() {
                     _ => say(json!({"type": "samples", "id": id, "us": [10.0, 11.0, 10.5]})),
                 }
             }
-            ("release", _) => say(json!({"type": "released", "id": id})),
+            ("release", _) => {
+                released += 1;
+                say(json!({"type": "released", "id": id}))
+            }
             ("clocks", _) => say(json!({"type": "clocks", "sm_mhz": 1500.0, "power_w": 300.0})),
             _ => return,
         };
