@@ -118,7 +118,8 @@ impl Cpu {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] for zero threads, more than four times the processors, or more than a given pool has and the
-    /// caller, or for a pool and another runtime at once; [`Error::Unavailable`] for an instruction set this machine lacks or threads that cannot be started.
+    /// caller, or for a pool and another runtime at once; [`Error::Unavailable`] for an instruction set this machine lacks or
+    /// threads that cannot be started.
     pub fn new(options: &CpuOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::detect);
         if !isa.is_available() {

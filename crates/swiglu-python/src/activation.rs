@@ -220,8 +220,8 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 }
 
-/// Computes the gradients of gate and up, tensors of PyTorch's in the host's memory: into `grad_gate` and `grad_up`, or both into `grad_gate`,
-/// arranged as the inputs.
+/// Computes the gradients of gate and up, tensors of PyTorch's in the host's memory: into `grad_gate` and `grad_up`, or both
+/// into `grad_gate`, arranged as the inputs.
 #[pyfunction]
 pub(crate) fn activation_backward(
     py: Python<'_>,

@@ -11,15 +11,19 @@ use swiglu::{CpuOptions, Device, ForkJoin};
 use crate::error::Failure;
 use crate::openmp::OpenMp;
 
-type Devices = Option<HashMap<String, Device>>;
+/// The devices that are open.
+#[derive(Default)]
+struct Devices {
+    named: HashMap<String, Device>,
+    /// The CPU whose threads are PyTorch's.
+    of_pytorch: Option<Device>,
+}
 
-static DEVICES: Mutex<Devices> = Mutex::new(None);
+static DEVICES: Mutex<Option<Devices>> = Mutex::new(None);
 /// PyTorch's threads, in the process that asked for them.
 static OPENMP: OnceLock<Option<Arc<OpenMp>>> = OnceLock::new();
-/// The name of the CPU whose threads are PyTorch's.
-const OF_PYTORCH: &str = "cpu of PyTorch";
 
-fn devices() -> MutexGuard<'static, Devices> {
+fn devices() -> MutexGuard<'static, Option<Devices>> {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -27,26 +31,31 @@ fn devices() -> MutexGuard<'static, Devices> {
 pub(crate) fn named(name: &str) -> swiglu::Result<Device> {
     let mut devices = devices();
     let devices = devices.get_or_insert_default();
-    if let Some(device) = devices.get(name) {
+    if let Some(device) = devices.named.get(name) {
         return Ok(device.clone());
     }
     let device: Device = match name {
         // One of the others, so that they share threads and kernels.
         "best" => Device::best()?,
         "cuda" => "cuda:0".parse()?,
-        OF_PYTORCH => {
-            let openmp = openmp().map(|openmp| openmp as Arc<dyn ForkJoin>);
-            Device::cpu_with(CpuOptions::default().with_fork_join(openmp))?
-        }
         _ => name.parse()?,
     };
-    devices.insert(name.to_owned(), device.clone());
+    devices.named.insert(name.to_owned(), device.clone());
     Ok(device)
 }
 
 /// The CPU for tensors of PyTorch's, between whose operations its threads go on spinning.
 pub(crate) fn cpu_of_pytorch() -> swiglu::Result<Device> {
-    named(if openmp().is_some() { OF_PYTORCH } else { "cpu" })
+    let Some(openmp) = openmp() else { return named("cpu") };
+    let mut devices = devices();
+    let devices = devices.get_or_insert_default();
+    if let Some(device) = &devices.of_pytorch {
+        return Ok(device.clone());
+    }
+    let device =
+        Device::cpu_with(CpuOptions::default().with_fork_join(openmp as Arc<dyn ForkJoin>))?;
+    devices.of_pytorch = Some(device.clone());
+    Ok(device)
 }
 
 fn openmp() -> Option<Arc<OpenMp>> {
@@ -54,7 +63,7 @@ fn openmp() -> Option<Arc<OpenMp>> {
 }
 
 /// Computes with PyTorch's tensors on its threads from now on, where PyTorch is loaded and others can use them. Not in a
-/// process that was forked when this module was there: what runtime waits for the parent's threads is not known.
+/// process that was forked with this module in it: whether the runtime would wait there for the parent's threads is unknown.
 #[pyfunction]
 pub(crate) fn share_threads() {
     OPENMP.get_or_init(|| OpenMp::of_pytorch().map(Arc::new));
@@ -104,7 +113,7 @@ pub(crate) fn kept(ordinal: usize, raw: u64) -> Option<Arc<BorrowedStream>> {
 
 thread_local! {
     /// The table of devices, while this thread forks.
-    static HELD: RefCell<Option<MutexGuard<'static, Devices>>> = const { RefCell::new(None) };
+    static HELD: RefCell<Option<MutexGuard<'static, Option<Devices>>>> = const { RefCell::new(None) };
 }
 
 /// Takes the table of devices, which another thread may hold while it opens one: in a child nobody would give it back.
