@@ -92,7 +92,8 @@ def test_what_is_copied_for_a_call_lives_until_it_is_made(monkeypatch, device):
 
 
 THREADS = """
-import os, threading, torch, swiglu, swiglu.torch as ops
+import os, torch, swiglu, swiglu.torch as ops
+from concurrent.futures import ThreadPoolExecutor
 own = swiglu.info()["cpu_threads"]["own"]
 x, y = torch.randn(2, 64, 8192)
 right = ops.silu_mul(x, y)
@@ -111,9 +112,8 @@ for count in (1, own, own + 2):
     assert not new, (count, new)
     names = [open(f"/proc/self/task/{task}/comm").read() for task in there]
     assert not any(name.startswith("swiglu") for name in names), names
-callers = [threading.Thread(target=rounds, args=(20,)) for _ in range(4)]
-[t.start() for t in callers]
-[t.join() for t in callers]
+with ThreadPoolExecutor(4) as callers:
+    list(callers.map(rounds, [20] * 4))
 assert swiglu.silu_mul(x.numpy(), y.numpy()).shape == x.shape
 """
 

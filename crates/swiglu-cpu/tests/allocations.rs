@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters, row_steps};
 use swiglu_core::{
     Activation, BlockType, DType, Error, GateUpRef, Matrix, Numerics, Op, Path, QuantizedTypes,
-    RowParams, SavePolicy, random,
+    RowParams, SavePolicy, Wanted, random,
 };
 use swiglu_cpu::{CallOptions, Cpu, CpuOptions, GatedLinear, Mlp};
 
@@ -79,18 +79,22 @@ fn layers_whose_update_was_refused_compute_nothing() {
         let of_mlp = Parameters::<f32>::new(&case(Op::Mlp)).unwrap();
         let params = of_mlp.mlp();
         let mut mlp = Mlp::for_training_with_path(&cpu, &params, SavePolicy::Save, path).unwrap();
-        mlp.forward(x.view(), y.view_mut()).unwrap();
+        let saved = mlp.forward_train(x.view(), y.view_mut(), &options).unwrap();
         without_memory(&mut || mlp.update(&params));
         expect(mlp.forward(x.view(), y.view_mut()));
         expect(mlp.forward_train(x.view(), y.view_mut(), &options).map(drop));
+        expect(mlp.backward(saved, y.view(), Wanted::ALL).map(drop));
+        expect(mlp.update(&params));
         let of_gated = Parameters::<f32>::new(&case(Op::GatedLinear)).unwrap();
         let params = of_gated.gated();
         let mut gated =
             GatedLinear::for_training_with_path(&cpu, &params, SavePolicy::Save, path).unwrap();
-        gated.forward(x.view(), h.view_mut()).unwrap();
+        let saved = gated.forward_train(x.view(), h.view_mut(), &options).unwrap();
         without_memory(&mut || gated.update(&params));
         expect(gated.forward(x.view(), h.view_mut()));
         expect(gated.forward_train(x.view(), h.view_mut(), &options).map(drop));
+        expect(gated.backward(saved, h.view(), Wanted::ALL).map(drop));
+        expect(gated.update(&params));
     }
 }
 

@@ -15,7 +15,7 @@ use crate::openmp::OpenMp;
 #[derive(Default)]
 struct Devices {
     named: HashMap<String, Device>,
-    /// The CPU whose threads are PyTorch's.
+    /// The CPU whose threads are PyTorch's, where others can use them.
     of_pytorch: Option<Device>,
 }
 
@@ -46,16 +46,16 @@ pub(crate) fn named(name: &str) -> swiglu::Result<Device> {
 
 /// The CPU for tensors of PyTorch's, between whose operations its threads go on spinning.
 pub(crate) fn cpu_of_pytorch() -> swiglu::Result<Device> {
-    let Some(openmp) = openmp() else { return named("cpu") };
-    let mut devices = devices();
-    let devices = devices.get_or_insert_default();
-    if let Some(device) = &devices.of_pytorch {
+    if let Some(device) = &devices().get_or_insert_default().of_pytorch {
         return Ok(device.clone());
     }
-    let device =
-        Device::cpu_with(CpuOptions::default().with_fork_join(openmp as Arc<dyn ForkJoin>))?;
-    devices.of_pytorch = Some(device.clone());
-    Ok(device)
+    let device = match openmp() {
+        Some(openmp) => {
+            Device::cpu_with(CpuOptions::default().with_fork_join(openmp as Arc<dyn ForkJoin>))?
+        }
+        None => named("cpu")?,
+    };
+    Ok(devices().get_or_insert_default().of_pytorch.get_or_insert(device).clone())
 }
 
 fn openmp() -> Option<Arc<OpenMp>> {

@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 use swiglu::cuda::BorrowedStream;
 use swiglu::{CoreError, DType, with_dtype};
 
-use crate::activation::{Activation, Alike, done};
+use crate::activation::Activation;
+use crate::alike::{Alike, done};
 use crate::error::Failure;
 use crate::layer::Layer;
 use crate::tensor::Tensor;

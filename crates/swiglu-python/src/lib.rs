@@ -4,6 +4,7 @@
 //! description is trusted: the package, not its users, makes it.
 
 mod activation;
+mod alike;
 mod array;
 mod calls;
 mod device;

@@ -229,6 +229,15 @@ def activation_into(
     return h
 
 
+def _room(gate: Tensor, up: Optional[Tensor]) -> Tuple[Tensor, Optional[Tensor]]:
+    """Where the gradients of gate and up go: dense tensors of PyTorch's own type."""
+    if type(gate) is Tensor and gate.is_contiguous():
+        return torch.empty_like(gate), None if up is None else torch.empty_like(gate)
+    # Whatever the default device is in a backward pass.
+    first = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    return first, None if up is None else torch.empty_like(first)
+
+
 def activation_backward(
     op: str,
     grad: Tensor,
@@ -246,9 +255,9 @@ def activation_backward(
             why = "the bits of PyTorch's operations were asked for"
         elif act.gate in ("relu", "relu2"):
             why = "where the gate is not positive PyTorch has 0, whatever it would be multiplied with"
-    plain = type(gate) in (Tensor, torch.nn.Parameter) and gate.layout is torch.strided
-    if BY_TABLE and why is None and plain and gate.is_contiguous():
-        grad_gate, grad_up = torch.empty_like(gate), None if up is None else torch.empty_like(gate)
+    grads = None
+    if BY_TABLE and why is None and gate.layout is torch.strided:
+        grad_gate, grad_up = grads = _room(gate, up)
         if _native.activation_backward_at_once(act, numerics, layout, grad, gate, up, grad_gate, grad_up):
             _last.taken = (op, "native cuda", _BACKWARD) if gate.is_cuda else (op, "native cpu", _BACKWARD_HERE)
             return grad_gate, grad_up
@@ -257,15 +266,13 @@ def activation_backward(
     _check.expect_shape("grad", grad, shape)
     if why is not None:
         halves = (gate, up) if up is not None else _formulas.split(gate, layout or "")
-        grads = _formulas.backward(act, numerics, grad, *halves)
+        made = _formulas.backward(act, numerics, grad, *halves)
         note(op, "composed", why)
         if up is not None:
-            return tuple(g.contiguous() for g in grads)  # type: ignore[return-value]
-        return _formulas.join(*grads, layout or ""), None
+            return tuple(g.contiguous() for g in made)  # type: ignore[return-value]
+        return _formulas.join(*made, layout or ""), None
+    grad_gate, grad_up = grads or _room(gate, up)
     if gate.is_cpu:
-        # Whatever the default device is in a backward pass.
-        grad_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        grad_up = None if up is None else torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
         _native.activation_backward(
             act, numerics, layout, _described(grad), _described(gate), _described_if(up),
             _described(grad_gate), _described_if(grad_up),
@@ -273,8 +280,6 @@ def activation_backward(
         note(op, "native cpu", _BACKWARD_HERE)
         return grad_gate, grad_up
     with _current(gate):
-        grad_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        grad_up = None if up is None else torch.empty_like(grad_gate)
         rows = _rows_adjacent(grad)
         first, second = _rows_adjacent(gate), None if up is None else _rows_adjacent(up)
         _native.cuda_activation_backward(
