@@ -111,7 +111,7 @@ class Layer:
         up: _Tensor,
         gate_grad: _Tensor,
         up_grad: _Tensor,
-        h: _Tensor,
+        h: Optional[_Tensor],
         scratch: Tuple[int, int],
     ) -> None: ...
 

@@ -243,6 +243,48 @@ def test_opcheck_of_gradients():
     torch.library.opcheck(torch.ops.swiglu.glu_backward.default, (grad[:, :3], gate, "swiglu", "up-first", None))
 
 
+# What compiled training calls, where a CPU has it composed.
+
+
+@pytest.mark.parametrize("i", range(len(samples(torch.float32, False)["mlp"])))
+def test_operators_of_compiled_training(i):
+    saving, backward = torch.ops.swiglu.mlp_saving, torch.ops.swiglu.mlp_saving_backward
+    for dtype in (torch.float32, torch.bfloat16):
+        args = filled("mlp", samples(dtype, True)["mlp"][i])[:8]
+        torch.library.opcheck(saving.default, args, test_utils=DYNAMIC)
+    *tensors, activation = filled("mlp", samples(torch.float64, True)["mlp"][i])[:8]
+    y, kept = saving(*tensors, activation)
+    assert y.requires_grad and not kept.requires_grad
+    assert torch.equal(y, torch.ops.swiglu.mlp(*tensors, activation, "gate-first", None))
+    plain = [t if t is None else t.detach() for t in tensors]
+    given = torch.randn_like(y.detach()), *plain[1:4], kept, activation
+    torch.library.opcheck(backward.default, given, test_utils=DYNAMIC)
+    leaves = [t for t in tensors if t is not None]
+    assert torch.autograd.gradcheck(lambda *_: saving(*tensors, activation)[0], leaves)
+    (grad,) = torch.autograd.grad(y.sum(), leaves[0], create_graph=True)
+    with pytest.raises(swiglu.SwigluError, match="second derivative"):
+        grad.sum().backward()
+    # Rows of a batch, and weights with a batch of their own.
+    batch = torch.stack([plain[0], 2 * plain[0]])
+    for made, expected in zip(torch.vmap(lambda x: saving(x, *plain[1:], activation))(batch), saving(batch, *plain[1:], activation)):
+        torch.testing.assert_close(made, expected)
+    downs = torch.stack([plain[3], 2 * plain[3]])
+    made, _ = torch.vmap(lambda w: saving(*plain[:3], w, *plain[4:], activation))(downs)
+    torch.testing.assert_close(made[1], saving(*plain[:3], downs[1], *plain[4:], activation)[0])
+
+
+def test_subsets_of_gradients_of_compiled_training():
+    tensors = [tensor(*s, dtype=torch.float64, seed=i) for i, s in enumerate([(3, 4), (5, 4), (5, 4), (4, 5), (5,), (5,), (4,)])]
+    for subset in range(1, 128):
+        leaves = [t.detach().requires_grad_(bool(subset >> i & 1)) for i, t in enumerate(tensors)]
+        wanted = [t for t in leaves if t.requires_grad]
+        found = torch.autograd.grad(torch.ops.swiglu.mlp_saving(*leaves, "swiglu")[0].sum(), wanted)
+        x, w_gate, w_up, w_down, *biases = leaves
+        expected = torch.autograd.grad(ops.mlp(x, w_gate, w_up, w_down, biases=tuple(biases)).sum(), wanted)
+        for a, b in zip(found, expected):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def test_an_output_with_a_gradient_is_refused():
     gate, up = tensor(2, 3, grad=True), tensor(2, 3)
     with pytest.raises(swiglu.SwigluError, match="there is no gradient"):

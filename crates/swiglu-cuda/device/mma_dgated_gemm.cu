@@ -1,6 +1,6 @@
 // The first half of a feed-forward block's backward pass on every GPU from sm_80: dh = dy·Wdᵀ by the main loop of
-// mma_gemm.cuh, and in its epilogue, from saved gate and up, ∂L/∂gate, ∂L/∂up and h once more, which the gradient of Wd needs.
-// dh is never in memory, and h need not be kept from the forward pass.
+// mma_gemm.cuh, and in its epilogue, from saved gate and up, ∂L/∂gate, ∂L/∂up and, where it has a place, h once more, which the
+// gradient of Wd needs. dh is never in memory, and h need not be kept from the forward pass.
 //
 // The operands of the main loop are dy, for x, and Wd, whose outputs are here what is summed over. A warp puts its sums into
 // shared memory, where the ring was, and goes through them along rows: fragments have two columns of a row, for which an
@@ -99,7 +99,7 @@ INLINE void differentiate(const MmaDgatedGemmParams& p, int row, int column, u32
   }
   store<BYTES>(p.gate_grad, row, column, gate_grad);
   store<BYTES>(p.up_grad, row, column, up_grad);
-  store<BYTES>(p.h, row, column, h);
+  if (p.h.data != 0) store<BYTES>(p.h, row, column, h);
 }
 
 class Dgated {

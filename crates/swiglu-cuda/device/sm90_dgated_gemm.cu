@@ -1,5 +1,5 @@
 // The first half of a feed-forward block's backward pass on Hopper: dh = dy·Wdᵀ by the main loop of sm90_gemm.cuh, and
-// in its epilogue, from saved gate and up, ∂L/∂gate, ∂L/∂up and h once more, which the gradient of Wd needs. dh is
+// in its epilogue, from saved gate and up, ∂L/∂gate, ∂L/∂up and, where the gradient of Wd is wanted, h once more. dh is
 // never in memory, and h need not be kept from the forward pass.
 //
 // The operands of the main loop are dy, for x, and Wd, whose outputs are here what is summed over. In ping-pong one
@@ -17,7 +17,7 @@
 // Compile-time, besides what sm90_gemm.cuh and gate.cuh name: SLOTS, 1 or more.
 //
 // Floors: 2·M·H·K FLOP, 4096 per cycle and SM, so 12·K cycles for a tile of 128 × 192; of memory 10 bytes for each
-// element of h. What was measured: docs/kernels/sm90_dgated_gemm.md.
+// element of h, 8 without it. What was measured: docs/kernels/sm90_dgated_gemm.md.
 #include "gate.cuh"
 #include "sm90_gemm.cuh"
 
@@ -32,6 +32,7 @@ struct alignas(64) Sm90DgatedGemmParams {
   // Boxes of a slab: read, and written.
   ptx::TensorMap gate, up, gate_grad, up_grad, h;
   Formula formula;
+  int stores_h;
 };
 
 class Dgated {
@@ -49,7 +50,7 @@ class Dgated {
     ptx::prefetch_tensor_map(&p.up);
     ptx::prefetch_tensor_map(&p.gate_grad);
     ptx::prefetch_tensor_map(&p.up_grad);
-    ptx::prefetch_tensor_map(&p.h);
+    if (p.stores_h) ptx::prefetch_tensor_map(&p.h);
   }
 
   INLINE Dgated(const Sm90DgatedGemmParams& p, u32 shared, u32 barriers, int consumer)
@@ -97,7 +98,7 @@ class Dgated {
           const int column = slabs.column(s), row = slabs.row(s);
           ptx::tensor_store(&p.gate_grad, slot(turn), column, row);
           ptx::tensor_store(&p.up_grad, slot(turn) + kSlabBytes, column, row);
-          ptx::tensor_store(&p.h, place_of_h(), column, row);
+          if (p.stores_h) ptx::tensor_store(&p.h, place_of_h(), column, row);
           ptx::bulk_commit();
         }
       }

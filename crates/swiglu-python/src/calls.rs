@@ -79,7 +79,8 @@ impl Layer {
     pub(crate) fn differentiate<T: Element>(
         &self,
         (ordinal, raw): Place,
-        [grad, gate, up, gate_grad, up_grad, h]: [&Tensor; 6],
+        [grad, gate, up, gate_grad, up_grad]: [&Tensor; 5],
+        h: Option<&Tensor>,
         (scratch, bytes): (u64, usize),
     ) -> Result<(), Failure> {
         let cuda = device::cuda(ordinal)?;
@@ -93,7 +94,7 @@ impl Layer {
                 matrix_mut::<T>(&cuda, "gate_grad", gate_grad)?,
                 matrix_mut::<T>(&cuda, "up_grad", up_grad)?,
             ];
-            let h = matrix_mut::<T>(&cuda, "h", h)?;
+            let h = h.map(|h| matrix_mut::<T>(&cuda, "h", h)).transpose()?;
             let mut scratch = scratch_of(&cuda, (scratch, bytes))?;
             let scratch = scratch.as_mut();
             either!(self, layer => {

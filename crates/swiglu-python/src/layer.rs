@@ -300,7 +300,7 @@ impl Layer {
         with_dtype!(dtype, T => self.keep::<T>(place, [&x, &gate, &up], scratch))
     }
 
-    /// The gradients of gate and up, and h, from that of a block's result.
+    /// The gradients of gate and up, and h where it has a place, from that of a block's result.
     #[expect(clippy::too_many_arguments, reason = "Python's")]
     fn backward_gate_up_on(
         &self,
@@ -310,12 +310,12 @@ impl Layer {
         up: Tensor,
         gate_grad: Tensor,
         up_grad: Tensor,
-        h: Tensor,
+        h: Option<Tensor>,
         scratch: (u64, usize),
     ) -> Result<(), Failure> {
         let dtype = either!(self, layer => layer.dtype());
-        let tensors = [&grad, &gate, &up, &gate_grad, &up_grad, &h];
-        with_dtype!(dtype, T => self.differentiate::<T>(place, tensors, scratch))
+        let tensors = [&grad, &gate, &up, &gate_grad, &up_grad];
+        with_dtype!(dtype, T => self.differentiate::<T>(place, tensors, h.as_ref(), scratch))
     }
 
     fn __repr__(&self) -> String {

@@ -61,7 +61,7 @@ pub(crate) trait TrainsOn<T> {
         dy: cuda::DeviceMatrixRef<'_, T>,
         kept: [cuda::DeviceMatrixRef<'_, T>; 2],
         grads: [cuda::DeviceMatrixMut<'_, T>; 2],
-        h: cuda::DeviceMatrixMut<'_, T>,
+        h: Option<cuda::DeviceMatrixMut<'_, T>>,
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()>;
     fn backward(
@@ -110,7 +110,7 @@ impl<K, T: Element> TrainsOn<T> for swiglu_cuda::Layer<K, T> {
         dy: cuda::DeviceMatrixRef<'_, T>,
         kept: [cuda::DeviceMatrixRef<'_, T>; 2],
         grads: [cuda::DeviceMatrixMut<'_, T>; 2],
-        h: cuda::DeviceMatrixMut<'_, T>,
+        h: Option<cuda::DeviceMatrixMut<'_, T>>,
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
         Ok(self.backward_gate_up(stream, dy, kept, grads, h, scratch)?)
@@ -377,7 +377,8 @@ impl<K: Kind> Layer<K> {
     }
 
     /// Enqueues the first half of a block's backward pass, for a caller that computes the products with the gradients of gate
-    /// and up itself: these gradients, and h once more, which the gradient of the down weight needs.
+    /// and up itself: these gradients, and h once more where it has a place, which the gradient of the down weight
+    /// needs.
     ///
     /// # Errors
     /// As [`Self::backward_on`]; [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for a gated linear layer;
@@ -389,7 +390,7 @@ impl<K: Kind> Layer<K> {
         dy: cuda::DeviceMatrixRef<'_, T>,
         kept: [cuda::DeviceMatrixRef<'_, T>; 2],
         grads: [cuda::DeviceMatrixMut<'_, T>; 2],
-        h: cuda::DeviceMatrixMut<'_, T>,
+        h: Option<cuda::DeviceMatrixMut<'_, T>>,
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
         self.trains_on::<T>()?.backward_gate_up(stream, dy, kept, grads, h, scratch)

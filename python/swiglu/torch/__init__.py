@@ -254,6 +254,10 @@ def mlp(
             made = _training.block(x, parts, name, layout, False, keeps)
             if made is not None:
                 return made
+        elif keeps and _door.compiled():
+            made = _training.compiled(x, parts, name, layout)
+            if made is not None:
+                return made
         if keeps or _door.transformed():
             return _maps(x, parts, name, layout, numerics, False)
     if not wanted and _door.nothing_in_force():

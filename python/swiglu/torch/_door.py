@@ -61,6 +61,15 @@ def nothing_in_force() -> bool:
     )
 
 
+#: PyTorch's own since 2.7: those before have the operators of training in what they export of a block that is trained.
+_exported = getattr(torch.compiler, "is_exporting", bool)
+
+
+def compiled() -> bool:
+    """Dynamo traces what is to run here, outside of PyTorch's transforms."""
+    return bool(_traced() and not _exported() and _transforms() is None)
+
+
 def watched() -> bool:
     """A transform or a trace sees what is computed, and may let it have no values."""
     return bool(_traced() or _transforms() is not None or _tracing() is not None)

@@ -22,12 +22,12 @@ LIBRARY = torch.library.Library("swiglu", "DEF")
 _HOW = "str activation, str? numerics"
 _HOW_PACKED = "str activation, str layout, str? numerics"
 _GATED = "Tensor x, Tensor w_gate, Tensor? w_up, Tensor? b_gate, Tensor? b_up"
-_BLOCK = "Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? b_gate, Tensor? b_up, Tensor? b_down"
+BLOCK = "Tensor x, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor? b_gate, Tensor? b_up, Tensor? b_down"
 _ARGUMENTS: Dict[str, str] = {
     "silu_mul": f"Tensor gate, Tensor up, {_HOW}",
     "glu": f"Tensor x, {_HOW_PACKED}",
     "gated_linear": f"{_GATED}, {_HOW_PACKED}",
-    "mlp": f"{_BLOCK}, {_HOW_PACKED}",
+    "mlp": f"{BLOCK}, {_HOW_PACKED}",
 }
 _DEVICES = "CompositeExplicitAutograd"
 # Where PyTorch has the tag, it functionalises operators with it that return what they write, and none of those without.
@@ -170,8 +170,9 @@ def _glu_backward(grad: Tensor, x: Tensor, activation: str, layout: str, numeric
     return _kernels.activation_backward("glu_backward", grad, x, None, layout, activation, numerics)[0]
 
 
-def _save(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*(a if isinstance(a, Tensor) else None for a in inputs))
+def _save(ctx: Any, inputs: Tuple[Any, ...], kept: Tuple[Tensor, ...] = ()) -> None:
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(*(a if isinstance(a, Tensor) else None for a in inputs), *kept)
     ctx.how = [a for a in inputs if isinstance(a, str)], inputs[-1]
     ctx.inputs = len(inputs)
 
@@ -287,7 +288,7 @@ _GRADIENTS: Dict[str, Callable[..., Any]] = {
 }
 
 
-def _no_second_gradient(ctx: Any, *grads: Tensor) -> Any:
+def no_second_gradient(ctx: Any, *grads: Tensor) -> Any:
     no_second_derivative()
 
 
@@ -307,7 +308,7 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
-        _save(ctx, inputs, output)
+        _save(ctx, inputs)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -362,8 +363,8 @@ def eager(gate: Tensor, up: Optional[Tensor], layout: Optional[str], activation:
 
 SILU_MUL = _function("silu_mul", _silu_mul_gradient)
 GLU = _function("glu", _glu_gradient)
-_SILU_MUL_BACKWARD = _function("silu_mul_backward", _no_second_gradient)
-_GLU_BACKWARD = _function("glu_backward", _no_second_gradient)
+_SILU_MUL_BACKWARD = _function("silu_mul_backward", no_second_gradient)
+_GLU_BACKWARD = _function("glu_backward", no_second_gradient)
 
 
 # A kernel before those of devices, for gradients. That of ``torch.library.register_autograd`` sends every call through the
@@ -383,7 +384,10 @@ _DEVICE_KEYS = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
 _device_is_next: Dict[int, bool] = {}
 
 
-def _with_gradient(name: str, body: Callable[..., Any], gradient: Callable[..., Any]) -> Callable[..., Any]:
+def _with_gradient(
+    name: str, body: Callable[..., Any], gradient: Callable[..., Any], keeps: bool = False
+) -> Callable[..., Any]:
+    """``keeps``: whether what it makes behind the first result is for the gradient only."""
     op = getattr(torch.ops.swiglu, name).default
 
     def beside(keyset: Any, args: Tuple[Any, ...]) -> Any:
@@ -393,7 +397,7 @@ def _with_gradient(name: str, body: Callable[..., Any], gradient: Callable[..., 
     def forward(ctx: Any, *args: Any) -> Any:
         inputs, keyset = args[:-1], args[-1]
         result = beside(keyset, inputs)
-        _save(ctx, inputs, result)
+        _save(ctx, inputs, result[1:] if keeps else ())
         return result
 
     def backward(ctx: Any, *grads: Tensor) -> Tuple[Optional[Tensor], ...]:
@@ -462,37 +466,61 @@ def _vmap_rows(name: str) -> Callable[..., Any]:
     return rule
 
 
-def _vmap_layer(name: str) -> Callable[..., Any]:
+def vmap_layer(name: str) -> Callable[..., Any]:
     def rule(info: Any, in_dims: Tuple[Optional[int], ...], *args: Any) -> Any:
         op = getattr(torch.ops.swiglu, name)
         if all(dim is None for dim in in_dims[1:]):
-            return op(args[0].movedim(in_dims[0], 0), *args[1:]), 0
-        def each(i: int) -> Any:
-            return op(*(t if dim is None else t.select(dim, i) for t, dim in zip(args, in_dims)))
+            made = op(args[0].movedim(in_dims[0], 0), *args[1:])
+        else:
 
-        return torch.stack([each(i) for i in range(info.batch_size)]), 0
+            def each(i: int) -> Any:
+                return op(*(t if dim is None else t.select(dim, i) for t, dim in zip(args, in_dims)))
+
+            results = [each(i) for i in range(info.batch_size)]
+            tuples = isinstance(results[0], tuple)
+            made = tuple(map(torch.stack, zip(*results))) if tuples else torch.stack(results)
+        return made, (0,) * len(made) if isinstance(made, tuple) else 0
 
     return rule
 
 
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+
+
+def define(
+    name: str,
+    arguments: str,
+    returns: str,
+    body: Callable[..., Any],
+    fake: Callable[..., Any],
+    gradient: Callable[..., Any],
+    keeps: bool = False,
+) -> None:
+    """Defines an operator, without its overload ``out``."""
+    LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=_TAGS)
+    LIBRARY.impl(name, body, _DEVICES)
+    torch.library.register_fake(f"swiglu::{name}", fake, lib=LIBRARY)
+    LIBRARY.impl(name, _with_gradient(name, body, gradient, keeps), "Autograd", with_keyset=True)
+
+
+def autocast(name: str, overload: str) -> None:
+    for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        qualified = name if overload == "default" else f"{name}.{overload}"
+        kernel = _autocast(name, device, getattr(torch._C.DispatchKey, key), overload)
+        LIBRARY.impl(qualified, kernel, key, with_keyset=True)
+
+
 def _define() -> None:
-    tags = (torch.Tag.pt2_compliant_tag,)
     for name, arguments in _ARGUMENTS.items():
-        out_tags = (*tags, torch.Tag.out) if name in _OUT_TAGGED else tags
-        LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=tags)
+        define(name, arguments, "Tensor", BODIES[name], _fake(name), _GRADIENTS[name])
+        out_tags = (*_TAGS, torch.Tag.out) if name in _OUT_TAGGED else _TAGS
         written = "Tensor(a!)" if name in _OUT_TAGGED else "()"
         LIBRARY.define(f"{name}.out({arguments}, *, Tensor(a!) out) -> {written}", tags=out_tags)
-        LIBRARY.impl(name, BODIES[name], _DEVICES)
         LIBRARY.impl(f"{name}.out", _out(name), _DEVICES)
         LIBRARY.impl(f"{name}.out", _out_without_gradient(name), "Autograd", with_keyset=True)
-        torch.library.register_fake(f"swiglu::{name}", _fake(name), lib=LIBRARY)
         torch.library.register_fake(f"swiglu::{name}.out", _fake_out(name), lib=LIBRARY)
-        LIBRARY.impl(name, _with_gradient(name, BODIES[name], _GRADIENTS[name]), "Autograd", with_keyset=True)
-        for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-            for overload in ("default", "out"):
-                qualified = name if overload == "default" else f"{name}.out"
-                kernel = _autocast(name, device, getattr(torch._C.DispatchKey, key), overload)
-                LIBRARY.impl(qualified, kernel, key, with_keyset=True)
+        autocast(name, "default")
+        autocast(name, "out")
     backwards: Dict[str, Tuple[str, str, Callable[..., Any]]] = {
         "silu_mul_backward": (
             "Tensor grad, Tensor gate, Tensor up, str activation, str? numerics",
@@ -506,14 +534,11 @@ def _define() -> None:
         ),
     }
     for name, (arguments, returns, body) in backwards.items():
-        LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=tags)
-        LIBRARY.impl(name, body, _DEVICES)
-        torch.library.register_fake(f"swiglu::{name}", _fake_backward, lib=LIBRARY)
-        LIBRARY.impl(name, _with_gradient(name, body, _no_second_gradient), "Autograd", with_keyset=True)
-    for name in ("silu_mul", "glu", "silu_mul_backward", "glu_backward"):
+        define(name, arguments, returns, body, _fake_backward, no_second_gradient)
+    for name in ("silu_mul", "glu", *backwards):
         torch.library.register_vmap(f"swiglu::{name}", _vmap_rows(name), lib=LIBRARY)
     for name in ("gated_linear", "mlp"):
-        torch.library.register_vmap(f"swiglu::{name}", _vmap_layer(name), lib=LIBRARY)
+        torch.library.register_vmap(f"swiglu::{name}", vmap_layer(name), lib=LIBRARY)
 
 
 _define()

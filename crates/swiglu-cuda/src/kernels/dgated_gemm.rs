@@ -1,5 +1,5 @@
 //! What the kernels share that compute dh = dy·Wdᵀ with the activation's derivative as its epilogue: from gate and up their
-//! gradients, and h once more.
+//! gradients, and h once more where the gradient of Wd is wanted.
 
 use std::fmt;
 
@@ -31,8 +31,8 @@ pub(crate) struct Call<'a> {
     pub(crate) inputs: [Tensor; 2],
     /// Their gradients, which may lie where they do.
     pub(crate) grads: [Tensor; 2],
-    /// Where h goes.
-    pub(crate) h: Tensor,
+    /// Where h goes, if anywhere.
+    pub(crate) h: Option<Tensor>,
     /// Those of the layer.
     pub(crate) maps: &'a LayerMaps,
 }
@@ -58,7 +58,7 @@ impl<'a> Call<'a> {
             down,
             inputs: [rows(h); 2],
             grads: [rows(h); 2],
-            h: rows(h),
+            h: Some(rows(h)),
             maps,
         }
     }

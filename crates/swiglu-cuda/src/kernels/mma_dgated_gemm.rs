@@ -24,6 +24,7 @@ struct Params {
     up: Tensor,
     gate_grad: Tensor,
     up_grad: Tensor,
+    /// At address 0 where it is not wanted.
     h: Tensor,
     formula: Formula,
 }
@@ -40,7 +41,7 @@ impl Widths {
         let (m, dtype) = (call.m, call.code.dtype());
         let down = Tensor::new(call.down.ptr, call.down.row_stride);
         let copy = widest([bits(call.out_grad, m, dtype), bits(down, 2, dtype)]);
-        let results = call.inputs.into_iter().chain(call.grads).chain([call.h]);
+        let results = call.inputs.into_iter().chain(call.grads).chain(call.h);
         Self { copy, access: widest(results.map(|matrix| bits(matrix, m, dtype))) }
     }
 }
@@ -89,7 +90,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         up: call.inputs[1],
         gate_grad: call.grads[0],
         up_grad: call.grads[1],
-        h: call.h,
+        h: call.h.unwrap_or(Tensor::new(0, 0)),
         formula: call.formula,
     };
     let launch = config.launch(tiles(config, call));

@@ -105,6 +105,7 @@ struct Params {
     up_grad: TensorMap,
     h: TensorMap,
     formula: Formula,
+    stores_h: i32,
 }
 
 /// [`super::dgated_gemm::Kernel::check_call`].
@@ -122,13 +123,11 @@ pub(super) fn check_call(call: &Call<'_>) -> std::result::Result<(), String> {
         ("the saved gate", call.inputs[0], m),
         ("the saved up", call.inputs[1], m),
     ];
-    let writes = [
-        ("the gradient of the gate", call.grads[0]),
-        ("the gradient of the up", call.grads[1]),
-        ("h", call.h),
-    ];
+    let grads =
+        [("the gradient of the gate", call.grads[0]), ("the gradient of the up", call.grads[1])];
+    let writes = grads.into_iter().chain(call.h.map(|h| ("h", h)));
     let read = reads.iter().map(|&(what, t, rows)| (what, t, addressable(t, rows)));
-    let written = writes.iter().map(|&(what, t)| (what, t, writable(t, [m, features])));
+    let written = writes.map(|(what, t)| (what, t, writable(t, [m, features])));
     match read.chain(written).find(|(.., takes)| !takes) {
         None => Ok(()),
         Some((what, tensor, _)) => Err(format!(
@@ -225,8 +224,9 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         up: slab(call.inputs[1])?,
         gate_grad: slab(call.grads[0])?,
         up_grad: slab(call.grads[1])?,
-        h: slab(call.h)?,
+        h: call.h.map_or(Ok(TensorMap::UNUSED), slab)?,
         formula: call.formula,
+        stores_h: call.h.is_some().into(),
     };
     let narrow = (features - full_columns).div_ceil(tail.max(1));
     let tiles = rows * (full_columns.div_ceil(config.tile_h) + narrow);

@@ -20,8 +20,8 @@ impl<K, T: Element> Layer<K, T> {
     /// Enqueues the gradients that `into` has places for, from ∂L/∂y (of a gated linear layer ∂L/∂h), and from gate and up
     /// as [`Self::forward_saving`] left them, which are consumed, also by a call that fails: what they hold afterwards is their
     /// gradients or anything else. An up that was not kept is computed again from x, by a product whose sums have an order of
-    /// their own: to the bits that the forward pass had where these do not depend on the order. In a block h is computed
-    /// again.
+    /// their own: to the bits that the forward pass had where these do not depend on the order. In a block whose
+    /// ∂L/∂Wd is wanted h is computed again.
     ///
     /// Weights must not have changed since the forward pass. Without tokens, gradients of weights become zeros, or stay
     /// where they are added to.
@@ -62,12 +62,14 @@ impl<K, T: Element> Layer<K, T> {
         let Placed { half, both, up_again, round_dx, .. } = placed;
         // Scratch memory lies at whole addresses, wherever that is.
         let [saved, grads] = placed.at(0);
-        let io = BlockTensors { m, dy, saved, grads, h: Tensor::new(0, half) };
+        // Only ∂L/∂Wd needs h.
+        let h_at = |at| into.down.is_some().then(|| Tensor::new(at, half));
+        let io = BlockTensors { m, dy, saved, grads, h: h_at(0) };
         let fused = down.and_then(|down| self.dgated_kernel(&self.dgated_call(down, io, dense)));
-        let parts = placed.needs(fused.is_none()).parts(&self.cuda);
+        let parts = placed.needs(fused.is_none(), into.down.is_some()).parts(&self.cuda);
         self.cuda.with_workspace(stream, None, parts.total(), |work| {
             let at = |offset: usize| work.ptr + offset as u64;
-            let h_at = Tensor::new(at(0), half);
+            let activated = h_at(at(0));
             let dh_at = Tensor::new(at(parts.h), half);
             let [saved, grads] = placed.at(at(parts.h + parts.dh));
             let sums_at = |cols| Tensor::new(at(parts.h + parts.dh + parts.gate_up), cols);
@@ -89,7 +91,7 @@ impl<K, T: Element> Layer<K, T> {
                 }
                 match down {
                     Some(down) => {
-                        let io = BlockTensors { m, dy, saved, grads, h: h_at };
+                        let io = BlockTensors { m, dy, saved, grads, h: activated };
                         match fused {
                             Some(kernel) => {
                                 kernel.launch(stream, &self.dgated_call(down, io, dense))?;
@@ -129,8 +131,8 @@ impl<K, T: Element> Layer<K, T> {
                     }
                 }
                 run.by.weights(&into, x, [gate, up], lie)?;
-                if let Some(down) = &into.down {
-                    let h = Factor { at: h_at, shape: [m, h] };
+                if let (Some(down), Some(at)) = (&into.down, activated) {
+                    let h = Factor { at, shape: [m, h] };
                     let dy = Factor { at: dy, shape: [m, k] };
                     run.by.weight::<T>(h, dy, down_lies, down.place())?;
                 }

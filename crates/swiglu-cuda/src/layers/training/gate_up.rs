@@ -1,4 +1,4 @@
-//! The first half of a block's backward pass: from ∂L/∂y to ∂L/∂gate and ∂L/∂up, and h once more.
+//! The first half of a block's backward pass: from ∂L/∂y to ∂L/∂gate and ∂L/∂up, and h once more where it is wanted.
 
 use swiglu_core::{Accumulate, Element, Orientation};
 
@@ -26,7 +26,7 @@ pub(super) struct BlockTensors {
     pub(super) dy: Tensor,
     pub(super) saved: [Tensor; 2],
     pub(super) grads: [Tensor; 2],
-    pub(super) h: Tensor,
+    pub(super) h: Option<Tensor>,
 }
 
 impl<K, T: Element> Layer<K, T> {
@@ -36,8 +36,8 @@ impl<K, T: Element> Layer<K, T> {
         let (k, h) = (self.problem.hidden, self.problem.intermediate);
         let fused = self.operands.dense().ok().and_then(|dense| {
             let dense_rows = |cols| Tensor::new(0, cols);
-            let (saved, h) = ([dense_rows(h); 2], dense_rows(h));
-            let io = BlockTensors { m, dy: dense_rows(k), saved, grads: saved, h };
+            let saved = [dense_rows(h); 2];
+            let io = BlockTensors { m, dy: dense_rows(k), saved, grads: saved, h: Some(saved[0]) };
             self.dgated_kernel(&self.dgated_call(dense.down().ok()?, io, dense))
         });
         match fused {
@@ -47,8 +47,8 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     /// Enqueues the first half of a block's backward pass, for a caller that computes the products with gradients of gate and
-    /// up itself: from ∂L/∂y, gate and up the gradients of gate and up, and h once more, which ∂L/∂Wd needs. Gradients may
-    /// not lie where gate and up do.
+    /// up itself: from ∂L/∂y, gate and up the gradients of gate and up, and h once more where it has a place, which ∂L/∂Wd
+    /// needs. Gradients may not lie where gate and up do.
     ///
     /// # Errors
     /// As [`Self::backward`]; [`CudaError::Unsupported`] for a gated linear layer: that is
@@ -59,7 +59,7 @@ impl<K, T: Element> Layer<K, T> {
         out_grad: DeviceMatrixRef<'_, T>,
         inputs: [DeviceMatrixRef<'_, T>; 2],
         grads: [DeviceMatrixMut<'_, T>; 2],
-        h: DeviceMatrixMut<'_, T>,
+        h: Option<DeviceMatrixMut<'_, T>>,
         scratch: Option<&mut DeviceScratch<'_>>,
     ) -> Result<()> {
         let (m, shape) = (out_grad.rows(), [out_grad.rows(), self.problem.intermediate]);
@@ -75,9 +75,9 @@ impl<K, T: Element> Layer<K, T> {
         for (what, saved) in ["gate", "up"].iter().zip(&inputs) {
             saved.admit(what, shape, stream)?;
         }
-        let written =
-            [("gradient of the gate", &grads[0]), ("gradient of the up", &grads[1]), ("h", &h)];
+        let written = [("gradient of the gate", &grads[0]), ("gradient of the up", &grads[1])];
         written.iter().try_for_each(|(what, to)| to.admit(what, shape, stream))?;
+        h.iter().try_for_each(|h| h.admit("h", shape, stream))?;
         self.operands.admit(stream)?;
         let lt = self.cuda.lt()?;
         let io = BlockTensors {
@@ -85,7 +85,7 @@ impl<K, T: Element> Layer<K, T> {
             dy: tensor(&out_grad),
             saved: inputs.map(|m| tensor(&m)),
             grads: [&grads[0], &grads[1]].map(|m| tensor(&m.as_ref())),
-            h: tensor(&h.as_ref()),
+            h: h.map(|h| tensor(&h.as_ref())),
         };
         let fused = self.dgated_kernel(&self.dgated_call(down, io, dense));
         let dh = match fused {

@@ -80,7 +80,7 @@ impl<K, T: Element> Run<'_, K, T> {
         unsafe { elementwise::backward(self.by.stream, self.extent(m), dh, inputs, grads) }
     }
 
-    /// Gradients of gate and up from that of y, and h, step by step.
+    /// Gradients of gate and up from that of y, and h where it has a place, step by step.
     pub(super) unsafe fn through_block(
         &self,
         down: LinearWeights,
@@ -97,9 +97,11 @@ impl<K, T: Element> Run<'_, K, T> {
         unsafe {
             self.by.map::<T>(dy, backwards(&down), product, false)?;
             // h first: the gradients may take the place of gate and up.
-            let inputs =
-                GateUp { gate: saved[0], up: saved[1], group: 0, stored: Stored::Elements };
-            elementwise::forward(self.by.stream, self.extent(m), inputs, h)?;
+            if let Some(h) = h {
+                let inputs =
+                    GateUp { gate: saved[0], up: saved[1], group: 0, stored: Stored::Elements };
+                elementwise::forward(self.by.stream, self.extent(m), inputs, h)?;
+            }
             self.through_activation(m, dh, saved, grads)
         }
     }

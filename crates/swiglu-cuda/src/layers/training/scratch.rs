@@ -76,7 +76,7 @@ impl Placed {
         }
     }
 
-    pub(super) fn needs(&self, stores_dh: bool) -> Needs {
+    pub(super) fn needs(&self, stores_dh: bool, wants_h: bool) -> Needs {
         let [m, k] = self.rows;
         let sums_of_dx = if self.round_dx { m * k } else { 0 };
         let sums_of_up = if self.up_again == Some(Stored::Sums) { m * self.half } else { 0 };
@@ -85,6 +85,7 @@ impl Placed {
             tokens: m,
             half: self.half,
             is_block: self.is_block,
+            wants_h,
             stores_dh,
             has_up: self.kept.up.is_some(),
             moves: self.moves,
@@ -102,6 +103,8 @@ pub(super) struct Needs {
     /// H, padded.
     pub(super) half: usize,
     pub(super) is_block: bool,
+    /// Whether h is computed again.
+    pub(super) wants_h: bool,
     /// Whether dh passes through memory.
     pub(super) stores_dh: bool,
     /// Whether up is there.
@@ -128,7 +131,7 @@ impl Needs {
         let rows = |cols: usize| part(self.tokens * cols * self.dtype.size());
         let with = |needed: bool| if needed { rows(self.half) } else { 0 };
         Parts {
-            h: with(self.is_block),
+            h: with(self.wants_h),
             dh: with(self.is_block && self.stores_dh),
             gate_up: if self.moves { rows(2 * self.half) } else { with(!self.has_up) },
             sums: part(self.sums * size_of::<f32>()),
@@ -160,6 +163,7 @@ impl Cuda {
             tokens: m,
             half,
             is_block: problem.op == Op::Mlp,
+            wants_h: problem.op == Op::Mlp,
             stores_dh: self.differentiated(problem, path).is_none(),
             has_up,
             moves: hidden > 0 && h > 0 && !(has_up && half == h),
@@ -203,10 +207,11 @@ mod tests {
         };
         let placed = Placed::new(layer, m, dense, kept, true);
         let [saved, grads] = placed.at(0);
-        let io = BlockTensors { m, dy: Tensor::new(0, k), saved, grads, h: Tensor::new(0, half) };
+        let io =
+            BlockTensors { m, dy: Tensor::new(0, k), saved, grads, h: Some(Tensor::new(0, half)) };
         let down = dense.down().ok();
         let fused = down.and_then(|down| layer.dgated_kernel(&layer.dgated_call(down, io, dense)));
-        placed.needs(fused.is_none()).parts(&layer.cuda).total()
+        placed.needs(fused.is_none(), down.is_some()).parts(&layer.cuda).total()
     }
 
     /// The same, of which pre-activations take a part before, and with these, where nothing was kept.
