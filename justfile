@@ -34,8 +34,8 @@ python *ARGS:
     scripts/python "$@"
 
 # What CI has no time for: every simulated variant, every kernel, the packages, the oldest compiler, fuzzing
-nightly *words:
-    .ci/nightly {{words}}
+nightly *WORDS:
+    .ci/nightly "$@"
 
 # Make and compile every package as it would be published, and compare what it promises with the last release
 publish-check:
