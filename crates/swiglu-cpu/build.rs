@@ -1,5 +1,8 @@
-//! Tells the library whether it is compiled with optimisation, which is for the program's workspace to say, and whether with
-//! kernels of AVX-512, nearly half of what it takes to compile.
+//! Tells the library whether it is compiled with optimisation, which is for the program's workspace to say, and which façades
+//! have kernels: each takes as long to compile as all the rest.
+//!
+//! `SWIGLU_CPU_NATIVE=1` leaves those away that this processor could not run, `SWIGLU_CPU_NATIVE=widest` also those that it
+//! would not choose.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -8,20 +11,31 @@ fn main() {
         println!("cargo::rustc-cfg=optimised");
     }
     println!("cargo::rerun-if-env-changed=SWIGLU_CPU_NATIVE");
-    println!("cargo::rustc-check-cfg=cfg(avx512)");
-    let for_this_processor = std::env::var_os("SWIGLU_CPU_NATIVE").is_some_and(|set| set == "1");
-    if !for_this_processor || has_avx512() {
-        println!("cargo::rustc-cfg=avx512");
+    let asked = std::env::var("SWIGLU_CPU_NATIVE").unwrap_or_default();
+    let of_this_processor = asked == "1" || asked == "widest";
+    let [avx512, avx512_bf16] = of_avx512();
+    let facades = [
+        ("avx2", !(asked == "widest" && avx512)),
+        ("avx512", !of_this_processor || avx512),
+        ("avx512_bf16", !of_this_processor || avx512_bf16),
+    ];
+    for (name, compiled) in facades {
+        println!("cargo::rustc-check-cfg=cfg({name})");
+        if compiled {
+            println!("cargo::rustc-cfg={name}");
+        }
     }
 }
 
-fn has_avx512() -> bool {
+/// Whether this processor has what those façades need, but for what every processor with it has.
+fn of_avx512() -> [bool; 2] {
     #[cfg(target_arch = "x86_64")]
     {
-        is_x86_feature_detected!("avx512f")
+        let avx512 = is_x86_feature_detected!("avx512f");
+        [avx512, avx512 && is_x86_feature_detected!("avx512bf16")]
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
-        false
+        [false; 2]
     }
 }

@@ -41,8 +41,8 @@ impl Isa {
         }
     }
 
-    /// Whether this processor and operating system can run it. Without those of AVX-512 where the library was compiled with
-    /// `SWIGLU_CPU_NATIVE=1` on a processor that has none.
+    /// Whether this processor and operating system can run it, and the library was compiled with it: `SWIGLU_CPU_NATIVE` may
+    /// have left it away.
     ///
     /// For [`Isa::AmxBf16`] this has an effect: on a processor with AMX, Linux is asked once to let this
     /// process use tiles, by `arch_prctl`. It refuses if a thread has an alternate signal stack that is too
@@ -53,15 +53,11 @@ impl Isa {
         match self {
             Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
+            Isa::Avx2 => cfg!(avx2) && has_avx2(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 cfg!(avx512)
-                    && Isa::Avx2.is_available()
+                    && has_avx2()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
@@ -69,7 +65,8 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => {
-                Isa::Avx512.is_available()
+                cfg!(avx512_bf16)
+                    && Isa::Avx512.is_available()
                     && is_x86_feature_detected!("avx512bf16")
                     && is_x86_feature_detected!("avx512vnni")
             }
@@ -91,6 +88,13 @@ impl Isa {
         static DETECTED: OnceLock<Isa> = OnceLock::new();
         *DETECTED.get_or_init(|| Isa::available().last().unwrap_or(Isa::Portable))
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
 }
 
 impl fmt::Display for Isa {

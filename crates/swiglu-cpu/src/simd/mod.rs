@@ -459,9 +459,9 @@ pub(crate) unsafe fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2::run(kernel),
+            Isa::Avx2 if cfg!(avx2) => avx2::run(kernel),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 | Isa::AmxBf16 if cfg!(avx512) && K::USES_DOTS => {
+            Isa::Avx512Bf16 | Isa::AmxBf16 if cfg!(avx512_bf16) && K::USES_DOTS => {
                 avx512::run_bf16(kernel)
             }
             #[cfg(target_arch = "x86_64")]
