@@ -15,7 +15,7 @@ np = pytest.importorskip("numpy", reason="not run: no numpy")
 import swiglu
 import swiglu.torch as ops
 from reference import FAMILY, activation, activation_bound, linear_bound
-from swiglu.torch import _formulas
+from swiglu.torch import _door, _formulas
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: no CUDA device")
@@ -583,6 +583,21 @@ def test_inductor(tmp_path, monkeypatch):
         for b in (None, bias):
             block = lambda x: ops.mlp(x, packed, None, down, biases=(b, None, None), layout=layout, save="input")
             torch.testing.assert_close(torch.compile(block, fullgraph=True)(up), block(up))
+
+
+def test_compiled_code_is_told_from_what_else_is_traced():
+    def told(x):
+        return x + 1 if _door.compiled() else x + 2
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return told(x)
+
+    zero = torch.zeros(1)
+    assert told(zero) == 2 and torch.compile(told, fullgraph=True, backend="eager")(zero) == 1
+    for transform in (torch.vmap, lambda f: torch.func.grad(lambda x: (x * f(x).detach()).sum())):
+        assert torch.compile(transform(told), fullgraph=True, backend="eager")(zero) == 2
+    assert torch.export.export(Module(), (zero,)).module()(zero) == 2
 
 
 def test_export_keeps_the_operator():

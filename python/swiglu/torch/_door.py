@@ -61,13 +61,11 @@ def nothing_in_force() -> bool:
     )
 
 
-#: PyTorch's own since 2.7: those before have the operators of training in what they export of a block that is trained.
-_exported = getattr(torch.compiler, "is_exporting", bool)
-
-
 def compiled() -> bool:
-    """Dynamo traces what is to run here, outside of PyTorch's transforms."""
-    return bool(_traced() and not _exported() and _transforms() is None)
+    """Dynamo traces what is to run here, outside of PyTorch's transforms, and not for an export, which keeps the operator."""
+    # Its function `is_exporting` is true in all that Dynamo traces, up to 2.11 or so, and the stack of transforms never empty.
+    exported = getattr(torch.compiler, "_is_exporting_flag", False)
+    return bool(_traced() and not exported and not _C._are_functorch_transforms_active())
 
 
 def watched() -> bool:
