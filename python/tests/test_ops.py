@@ -597,7 +597,9 @@ def test_compiled_code_is_told_from_what_else_is_traced():
     assert told(zero) == 2 and torch.compile(told, fullgraph=True, backend="eager")(zero) == 1
     for transform in (torch.vmap, lambda f: torch.func.grad(lambda x: (x * f(x).detach()).sum())):
         assert torch.compile(transform(told), fullgraph=True, backend="eager")(zero) == 2
-    assert torch.export.export(Module(), (zero,)).module()(zero) == 2
+    # PyTorch 2.6 says to nobody that it exports.
+    if hasattr(torch.compiler, "_is_exporting_flag"):
+        assert torch.export.export(Module(), (zero,)).module()(zero) == 2
 
 
 def test_export_keeps_the_operator():

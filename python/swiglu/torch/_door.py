@@ -63,7 +63,8 @@ def nothing_in_force() -> bool:
 
 def compiled() -> bool:
     """Dynamo traces what is to run here, outside of PyTorch's transforms, and not for an export, which keeps the operator."""
-    # Its function `is_exporting` is true in all that Dynamo traces, up to 2.11 or so, and the stack of transforms never empty.
+    # The flag is there since 2.7. Its function `is_exporting` is true in all that Dynamo traces, up to 2.11 or so, and the stack of
+    # transforms is never empty there.
     exported = getattr(torch.compiler, "_is_exporting_flag", False)
     return bool(_traced() and not exported and not _C._are_functorch_transforms_active())
 
