@@ -157,14 +157,14 @@ fn check_cpu(
     let mut backends = Vec::new();
     for (isa, &threads) in isas.iter().flat_map(|isa| counts.iter().map(move |n| (*isa, n))) {
         let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(threads))?;
-        let backend = CpuBackend { cpu, path: Path::Fused };
-        let subject = Subject { kernel: isa.to_string(), name: backend.name() };
-        backends.push((backend, subject));
+        backends.push(CpuBackend { cpu, path: Path::Fused });
     }
     // Every instruction set has the same types.
-    let mut cases = backends.first().map_or(Vec::new(), |(backend, _)| args.cases(backend));
+    let mut cases = backends.first().map_or(Vec::new(), |backend| args.cases(backend));
     cases.extend(Bits::all(&args.dtypes(), args.seed).into_iter().map(Checked::Bits));
-    judge(args, &backends, &cases, |_, _| true, false, terminal, report);
+    // `avx2 fused, 2 threads`.
+    let kernel = |name: &str| name.split(' ').next().unwrap_or(name).to_owned();
+    judge(args, &backends, &cases, kernel, |_, _| true, false, terminal, report);
     let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
     Ok(format!("threads {}", counts.join(" and ")))
 }
@@ -174,39 +174,37 @@ fn check_cpu(
 /// processors.
 fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) {
     let cases = args.cases(&CudaBackend::planned(cuda));
-    let named = |backend: CudaBackend| {
-        let name = backend.name();
-        let kernel = name.split_once(' ').map_or(name.as_str(), |(_, way)| way).to_owned();
-        (backend, Subject { kernel, name })
-    };
-    let backends: Vec<_> = CudaBackend::all(cuda).into_iter().map(named).collect();
+    // What stands behind the device.
+    let kernel = |name: &str| name.split_once(' ').map_or(name, |(_, way)| way).to_owned();
     let computes = |backend: &CudaBackend, case: &Checked| match case {
         Checked::Result(case) => backend.computes(case),
         Checked::Gradients(case) => backend.trains() && backend.computes(&case.layer),
         // A GPU has instructions of its own for exponential and division.
         Checked::Bits(_) => false,
     };
-    judge(args, &backends, &cases, computes, true, terminal, report);
+    judge(args, &CudaBackend::all(cuda), &cases, kernel, computes, true, terminal, report);
 }
 
 /// Adds what is found of the cases that each backend computes, one after the other or all at once; their order stays.
+/// `kernel` says which part of a backend's name is that of its kernel, by which it is asked for and shown.
 fn judge<B: Backend + Sync>(
     args: &CheckArgs,
-    backends: &[(B, Subject)],
+    backends: &[B],
     cases: &[Checked],
+    kernel: impl Fn(&str) -> String,
     computes: impl Fn(&B, &Checked) -> bool,
     at_once: bool,
     terminal: &Terminal,
     report: &mut Report,
 ) {
-    report.kernels.extend(backends.iter().map(|(_, subject)| subject.kernel.clone()));
-    let taken = backends.iter().filter(|(_, subject)| args.takes(&subject.kernel));
-    let pairs = taken.flat_map(|of| cases.iter().map(move |case| (of, case)));
-    let work: Vec<_> = pairs.filter(|((backend, _), case)| computes(backend, case)).collect();
+    report.kernels.extend(backends.iter().map(|backend| kernel(&backend.name())));
+    let taken = backends.iter().filter(|backend| args.takes(&kernel(&backend.name())));
+    let pairs = taken.flat_map(|backend| cases.iter().map(move |case| (backend, case)));
+    let work: Vec<_> = pairs.filter(|(backend, case)| computes(backend, case)).collect();
     let bar = terminal.bar(work.len() as u64);
-    let finding = |((backend, subject), case): &(&(B, Subject), &Checked)| {
-        bar.set_message(subject.name.clone());
-        let finding = case.finding(backend);
+    let finding = |(backend, case): &(&B, &Checked)| {
+        bar.set_message(backend.name());
+        let finding = case.finding(*backend);
         bar.inc(1);
         finding
     };
@@ -216,8 +214,8 @@ fn judge<B: Backend + Sync>(
         true => work.par_iter().with_max_len(1).map(finding).collect(),
     };
     bar.finish_and_clear();
-    for (((_, subject), case), finding) in work.into_iter().zip(findings) {
-        report.add(subject, case.named(), finding);
+    for ((backend, case), finding) in work.into_iter().zip(findings) {
+        report.add(kernel(&backend.name()), backend.name(), case.named(), finding);
     }
 }
 
@@ -245,13 +243,6 @@ impl Finding {
     }
 }
 
-/// What is checked: the kernel it is shown under, and its full name.
-#[derive(Debug, Clone)]
-struct Subject {
-    kernel: String,
-    name: String,
-}
-
 /// All cases of one kernel, operation and element type, over its numbers of threads or tiles.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Row {
@@ -264,13 +255,6 @@ struct Row {
     worst_element: f64,
     /// The largest relative Frobenius error.
     worst_relative_error: f64,
-}
-
-impl Row {
-    fn new(kernel: &str, op: &'static str, dtype: DType) -> Self {
-        let (kernel, cases, failed) = (kernel.to_owned(), 0, 0);
-        Self { kernel, op, dtype, cases, failed, worst_element: 0.0, worst_relative_error: 0.0 }
-    }
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -298,14 +282,24 @@ const LISTED: usize = 20;
 impl Report {
     fn add(
         &mut self,
-        subject: &Subject,
+        kernel: String,
+        backend: String,
         (op, dtype, case): (&'static str, DType, String),
         finding: Finding,
     ) {
         self.cases += 1;
-        let of = |r: &Row| r.kernel == subject.kernel && r.op == op && r.dtype == dtype;
+        let of = |r: &Row| r.kernel == kernel && r.op == op && r.dtype == dtype;
         let at = self.rows.iter().position(of).unwrap_or_else(|| {
-            self.rows.push(Row::new(&subject.kernel, op, dtype));
+            let (cases, failed, worst_element, worst_relative_error) = (0, 0, 0.0, 0.0);
+            self.rows.push(Row {
+                kernel,
+                op,
+                dtype,
+                cases,
+                failed,
+                worst_element,
+                worst_relative_error,
+            });
             self.rows.len() - 1
         });
         let row = &mut self.rows[at];
@@ -322,7 +316,7 @@ impl Report {
         row.failed += 1;
         self.failed += 1;
         if self.failures.len() < LISTED {
-            self.failures.push(Failure { backend: subject.name.clone(), case, what });
+            self.failures.push(Failure { backend, case, what });
         }
     }
 
