@@ -80,7 +80,7 @@ impl Layers {
         for model in &self.models {
             let problems = match named(model) {
                 Some(size) => self.of_size(size).collect(),
-                None => self.of_file(model)?,
+                None => of_file(model, "layer for this --op", |block| self.of_block(block))?,
             };
             layers.extend(problems.into_iter().map(|layer| (layer, None)));
         }
@@ -114,24 +114,6 @@ impl Layers {
     fn of_size(&self, size: [usize; 2]) -> impl Iterator<Item = Problem> {
         let of = move |kind| self.problem(kind, size, Activation::SWIGLU).with_bias(self.bias);
         self.kinds().map(of)
-    }
-
-    /// The layers of a model, each kind once.
-    fn of_file(&self, model: &str) -> anyhow::Result<Vec<Problem>> {
-        let (blocks, refusal) = blocks(model)?;
-        let mut layers: Vec<Problem> = Vec::new();
-        for contents in &blocks {
-            for layer in self.of_block(contents).with_context(|| format!("--for {model}"))? {
-                if !layers.contains(&layer) {
-                    layers.push(layer);
-                }
-            }
-        }
-        match refusal {
-            Some(why) if layers.is_empty() => bail!("--for {model}: {why}"),
-            _ if layers.is_empty() => bail!("--for {model}: it has no layer for this --op"),
-            _ => Ok(layers),
-        }
     }
 
     fn of_block(&self, contents: &Contents) -> anyhow::Result<Vec<Problem>> {
@@ -187,8 +169,13 @@ fn named(name: &str) -> Option<[usize; 2]> {
     MODELS.into_iter().find_map(|(known, size)| known.eq_ignore_ascii_case(name).then_some(size))
 }
 
-/// What the feed-forward blocks of a file or directory are that can be computed, and why one of the others cannot.
-fn blocks(model: &str) -> anyhow::Result<(Vec<Contents>, Option<String>)> {
+/// What `of` makes of the feed-forward blocks of a file or directory that can be computed, each once; where that is nothing,
+/// why one of the others cannot, or that it has no `what`.
+fn of_file<L: PartialEq>(
+    model: &str,
+    what: &str,
+    of: impl Fn(&Contents) -> anyhow::Result<Vec<L>>,
+) -> anyhow::Result<Vec<L>> {
     let path = Path::new(model);
     if !path.exists() {
         let names: Vec<&str> = MODELS.iter().map(|(name, _)| *name).collect();
@@ -199,16 +186,23 @@ fn blocks(model: &str) -> anyhow::Result<(Vec<Contents>, Option<String>)> {
     let refusals =
         found.refused.iter().chain(found.blocks.iter().filter_map(|b| b.refused.as_ref()));
     let mut refusal = refusals.map(|text| by_options(text)).next();
-    let mut all: Vec<Contents> = Vec::new();
-    for contents in found.blocks.into_iter().filter_map(|block| block.contents) {
-        match &contents.row_steps {
-            Some(steps) => {
-                refusal.get_or_insert_with(|| format!("no CUDA kernel computes {steps}"));
+    let mut all: Vec<L> = Vec::new();
+    for contents in found.blocks.iter().filter_map(|block| block.contents.as_ref()) {
+        if let Some(steps) = &contents.row_steps {
+            refusal.get_or_insert_with(|| format!("no CUDA kernel computes {steps}"));
+            continue;
+        }
+        for one in of(contents).with_context(|| format!("--for {model}"))? {
+            if !all.contains(&one) {
+                all.push(one);
             }
-            None => all.push(contents),
         }
     }
-    Ok((all, refusal))
+    match refusal {
+        _ if !all.is_empty() => Ok(all),
+        Some(why) => bail!("--for {model}: {why}"),
+        None => bail!("--for {model}: it has no {what}"),
+    }
 }
 
 /// Each K and H of a model's blocks, once.
@@ -216,13 +210,8 @@ pub(crate) fn sizes(model: &str) -> anyhow::Result<Vec<[usize; 2]>> {
     if let Some(size) = named(model) {
         return Ok(vec![size]);
     }
-    let (blocks, refusal) = blocks(model)?;
-    let mut sizes: Vec<[usize; 2]> = blocks.iter().map(|b| [b.hidden, b.intermediate]).collect();
+    let size = |block: &Contents| Ok(vec![[block.hidden, block.intermediate]]);
+    let mut sizes = of_file(model, "feed-forward block", size)?;
     sizes.sort_unstable();
-    sizes.dedup();
-    match refusal {
-        _ if !sizes.is_empty() => Ok(sizes),
-        Some(why) => bail!("--for {model}: {why}"),
-        None => bail!("--for {model}: it has no feed-forward block"),
-    }
+    Ok(sizes)
 }
