@@ -1,13 +1,13 @@
 //! `swiglu bench`: speed as a fraction of what this machine can do, every result verified. It is a run of
 //! the lab without a definition: the same processes, protocol and oracle.
 
-mod backends;
-mod cases;
 mod host;
 mod report;
 
+use std::path::Path;
+
 use anyhow::bail;
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, ValueEnum};
 use serde::Serialize;
 use serde_json::{Value, json};
 use swiglu::{CpuOptions, DType, Device, QuantizedType};
@@ -18,8 +18,6 @@ use crate::args::{self, DeviceArgs, MathArgs, extent, one_of};
 use crate::ceilings;
 use crate::terminal::{Terminal, Verdict};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
-use backends::Backend;
-use cases::Suite;
 use report::Row;
 
 /// What is measured by itself; activation-backward on CUDA devices.
@@ -99,7 +97,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
     let cases = args.cases(&device)?;
     let options = args.device.peer_options()?;
     let (mut limits, mut rows) = (Vec::new(), Vec::<Row>::new());
-    let beside = |case: &Case| backends::profiles(&args.backend, case);
+    let beside = |case: &Case| profiles(&args.backend, case);
     let all = |case: &Case| [ways(case, &options, ""), beside(case)].concat();
     args.measure(&cases, &device, all, &mut limits, &mut rows, terminal)?;
     // For the goals also one thread alone.
@@ -223,5 +221,132 @@ impl BenchArgs {
             ..Case::new(kind, op, [m, hidden, intermediate], dtype)
         };
         m.into_iter().flat_map(|m| dtypes.iter().map(move |&dtype| case(m, dtype))).collect()
+    }
+}
+
+/// A backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Backend {
+    /// Every one; those that are not installed say so
+    All,
+    /// PyTorch, as users write it and compiled
+    Torch,
+    /// Kernels in Triton (CUDA)
+    Triton,
+    /// Liger's kernel (CUDA)
+    Liger,
+    /// quack's GEMM (Hopper, Blackwell)
+    Quack,
+    /// ggml (CPU)
+    Ggml,
+    /// A copy of the same bytes: a limit
+    Copy,
+}
+
+/// The profiles of backends for a case. Those that never run on a device have a row there too, in which
+/// they say so.
+fn profiles(backends: &[Backend], case: &Case) -> Vec<ProfileDef> {
+    use Backend::{Copy, Ggml, Liger, Quack, Torch, Triton};
+    use Role::{Baseline, Ceiling, Peer};
+    let (cpu, weights) = (case.device == DeviceKind::Cpu, case.op.has_weights());
+    let (activation, trains) = (case.op == CaseOp::Activation, case.op == CaseOp::MlpTrain);
+    // PyTorch has other ways of quantised weights.
+    let quantized = case.weights.is_some();
+    let dense = !quantized;
+    // Gradients of the activation go where there is memory for them.
+    let [eager, compile] = match case.op {
+        CaseOp::ActivationBackward => ["eager_into", "compile_into"],
+        _ => ["eager", "compile"],
+    };
+    let all = [
+        (Torch, quantized, "torch-decoded", "weight-only", Peer, "decoded"),
+        (Torch, quantized, "torch-compile", "weight-only", Peer, "compile"),
+        (Torch, dense, "torch-eager", "torch", Baseline, eager),
+        (Torch, dense, "torch-compile", "torch", Peer, compile),
+        (Torch, dense && activation, "torch-composed", "torch", Peer, "eager_composed"),
+        (Torch, dense && activation && cpu, "torch-compile-into", "torch", Peer, "compile_into"),
+        (
+            Torch,
+            dense && weights && !trains && cpu,
+            "torch-onednn",
+            "torch",
+            Peer,
+            "onednn_postops",
+        ),
+        (Triton, true, "triton", "triton", Peer, if weights { "dual" } else { "" }),
+        (Liger, true, "liger", "liger", Peer, ""),
+        (Liger, trains, "liger-packed", "liger", Peer, "packed"),
+        (Quack, true, "quack", "quack", Peer, ""),
+        (Quack, trains, "quack-recompute", "quack", Peer, "recompute"),
+        (Quack, trains, "quack-accumulate", "quack", Peer, "accumulate"),
+        (Ggml, true, "ggml", "ggml", Peer, ""),
+        (Copy, true, "copy", "copy", Ceiling, ""),
+    ];
+    let asked = |of| backends.iter().any(|backend| [Backend::All, of].contains(backend));
+    let wanted = all.into_iter().filter(|(of, is_there, ..)| *is_there && asked(*of));
+    let profile = |(of, _, id, peer, role, way)| {
+        let options = if way == "" { json!({}) } else { json!({ "way": way }) };
+        // Nobody trains by replaying a graph.
+        let options = if trains { options } else { adhoc::graph(case, options) };
+        let mut profile = adhoc::way(id, peer, role, options);
+        if of == Ggml && quantized {
+            // As it computes with such weights; it is judged as that.
+            profile.options.insert("activations".into(), "q8".into());
+        }
+        profile
+    };
+    wanted.map(profile).collect()
+}
+
+/// A list of cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// One of each kind, in under a minute
+    Quick,
+    /// Every row of the project's goals; on the CPU with one thread and with all
+    Goals,
+    /// What the host spends on calls of a CUDA device: the first one, and enqueuing others
+    Host,
+}
+
+const CPU_QUICK: &str = include_str!("suites/cpu-quick.toml");
+const CPU_GOALS: &str = include_str!("suites/cpu-goals.toml");
+const CUDA_QUICK: &str = include_str!("suites/cuda-quick.toml");
+const CUDA_GOALS: &str = include_str!("suites/cuda-goals.toml");
+
+impl Suite {
+    /// The cases for a device; none of what the host spends, which is measured otherwise.
+    fn cases(self, device: DeviceKind) -> swiglu_lab::Result<Vec<Case>> {
+        let suites: &[&str] = match (self, device) {
+            (Suite::Quick, DeviceKind::Cpu) => &[CPU_QUICK],
+            (Suite::Goals, DeviceKind::Cpu) => &[CPU_GOALS],
+            (Suite::Quick, DeviceKind::Cuda) => &[CUDA_QUICK],
+            (Suite::Goals, DeviceKind::Cuda) => &[CUDA_QUICK, CUDA_GOALS],
+            (Suite::Host, _) => &[],
+        };
+        let mut cases = Vec::new();
+        for suite in suites {
+            cases.extend(Case::read_sweeps(suite, Path::new("a suite of bench"), device)?);
+        }
+        Ok(cases)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cases_of_a_suite_are_read_and_differ() {
+        for (suite, device, count) in [
+            (Suite::Quick, DeviceKind::Cpu, 12),
+            (Suite::Goals, DeviceKind::Cpu, 32),
+            (Suite::Quick, DeviceKind::Cuda, 12),
+            (Suite::Goals, DeviceKind::Cuda, 41),
+        ] {
+            let cases = suite.cases(device).unwrap();
+            let keys: std::collections::BTreeSet<String> = cases.iter().map(Case::key).collect();
+            assert_eq!((keys.len(), cases.len()), (count, count), "{suite:?}");
+        }
     }
 }
