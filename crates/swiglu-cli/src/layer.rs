@@ -80,11 +80,6 @@ impl<'a, T: Element> Params<'a, T> {
         self
     }
 
-    /// Columns of the output.
-    pub(crate) fn out_features(&self) -> usize {
-        out_features(&self.problem(1))
-    }
-
     /// Refuses NaN and infinities, also those that rounding to `T` has made.
     pub(crate) fn expect_finite(&self) -> swiglu_core::Result<()> {
         match self {
@@ -98,42 +93,35 @@ impl<'a, T: Element> Params<'a, T> {
         }
     }
 
-    /// Packs the layer for a device: by a path, or as the device computes it by itself, which is the
-    /// only way with quantised weights.
-    pub(crate) fn pack(&self, device: &Device, path: Option<Path>) -> swiglu::Result<Packed> {
-        let (gated, mlp) = (Packed::GatedLinear, Packed::Mlp);
-        match (self, path) {
-            (Params::GatedLinear(p), None) => GatedLinear::from_params(device, p).map(gated),
-            (Params::GatedLinear(p), Some(by)) => GatedLinear::with_path(device, p, by).map(gated),
-            (Params::Mlp(p), None) => Mlp::from_params(device, p).map(mlp),
-            (Params::Mlp(p), Some(by)) => Mlp::with_path(device, p, by).map(mlp),
-            (Params::QuantizedGatedLinear(p), _) => {
-                GatedLinear::from_quantized::<T>(device, p).map(gated)
-            }
-            (Params::QuantizedMlp(p), _) => Mlp::from_quantized::<T>(device, p).map(mlp),
-        }
-    }
-
-    /// Packs the layer for forward and backward passes.
-    pub(crate) fn pack_for_training(
+    /// Packs the layer for a device: by a path, or as the device computes it by itself, which is the only way with
+    /// quantised weights; for backward passes too, where something is said of what is kept for them.
+    pub(crate) fn pack(
         &self,
         device: &Device,
-        policy: SavePolicy,
         path: Option<Path>,
+        keep: Option<SavePolicy>,
     ) -> swiglu::Result<Packed> {
-        let (gated, mlp) = (Packed::GatedLinear, Packed::Mlp);
-        match (self, path) {
-            (Params::GatedLinear(p), None) => {
-                GatedLinear::for_training(device, p, policy).map(gated)
+        macro_rules! packed {
+            ($Layer:ident, $params:expr) => {
+                match (keep, path) {
+                    (None, None) => $Layer::from_params(device, $params),
+                    (None, Some(path)) => $Layer::with_path(device, $params, path),
+                    (Some(keep), None) => $Layer::for_training(device, $params, keep),
+                    (Some(keep), Some(path)) => {
+                        $Layer::for_training_with_path(device, $params, keep, path)
+                    }
+                }
+                .map(Packed::$Layer)
+            };
+        }
+        match self {
+            Params::GatedLinear(p) => packed!(GatedLinear, p),
+            Params::Mlp(p) => packed!(Mlp, p),
+            _ if keep.is_some() => Err(self.without_gradients().into()),
+            Params::QuantizedGatedLinear(p) => {
+                GatedLinear::from_quantized::<T>(device, p).map(Packed::GatedLinear)
             }
-            (Params::GatedLinear(p), Some(path)) => {
-                GatedLinear::for_training_with_path(device, p, policy, path).map(gated)
-            }
-            (Params::Mlp(p), None) => Mlp::for_training(device, p, policy).map(mlp),
-            (Params::Mlp(p), Some(path)) => {
-                Mlp::for_training_with_path(device, p, policy, path).map(mlp)
-            }
-            _ => Err(self.without_gradients().into()),
+            Params::QuantizedMlp(p) => Mlp::from_quantized::<T>(device, p).map(Packed::Mlp),
         }
     }
 
@@ -219,16 +207,6 @@ impl Packed {
     ) -> swiglu::Result<()> {
         either!(self, layer => layer.forward_into(x, out))
     }
-
-    /// Enqueues the layer on a CUDA stream.
-    pub(crate) fn forward_on<T: Element>(
-        &self,
-        stream: &Stream,
-        x: DeviceMatrixRef<'_, T>,
-        out: DeviceMatrixMut<'_, T>,
-    ) -> swiglu::Result<()> {
-        either!(self, layer => layer.forward_on(stream, x, out))
-    }
 }
 
 /// A call of a layer on a CUDA device by one of its candidates.
@@ -241,20 +219,24 @@ pub(crate) type ByCandidate<T> = Box<
     ) -> Result<(), CudaError>,
 >;
 
-/// A layer of either operation, with weights packed on the device.
+/// So many copies of a layer of either operation, with weights packed on the device.
 pub(crate) fn by_candidate<T: Element>(
     cuda: &Cuda,
     params: &Params<'_, T>,
-) -> anyhow::Result<ByCandidate<T>> {
-    Ok(match params {
-        Params::GatedLinear(params) => {
-            let layer = swiglu_cuda::GatedLinear::new(cuda, params)?;
-            Box::new(move |stream, by, x, out| layer.forward_by(stream, by, x, out))
-        }
-        Params::Mlp(params) => {
-            let layer = swiglu_cuda::Mlp::new(cuda, params)?;
-            Box::new(move |stream, by, x, out| layer.forward_by(stream, by, x, out))
-        }
-        _ => bail!("quantised weights have one way"),
-    })
+    count: usize,
+) -> anyhow::Result<Vec<ByCandidate<T>>> {
+    let layer = |_| -> anyhow::Result<ByCandidate<T>> {
+        Ok(match params {
+            Params::GatedLinear(params) => {
+                let layer = swiglu_cuda::GatedLinear::new(cuda, params)?;
+                Box::new(move |stream, by, x, out| layer.forward_by(stream, by, x, out))
+            }
+            Params::Mlp(params) => {
+                let layer = swiglu_cuda::Mlp::new(cuda, params)?;
+                Box::new(move |stream, by, x, out| layer.forward_by(stream, by, x, out))
+            }
+            _ => bail!("quantised weights have one way"),
+        })
+    };
+    (0..count).map(layer).collect()
 }

@@ -124,7 +124,7 @@ mod tests {
         let check = Check::of(&device, &params, x.view()).unwrap();
         assert_eq!(check.extent(), None);
         let mut out = Matrix::zeros(6, 30).unwrap();
-        params.pack(&device, None).unwrap().forward_into(x.view(), out.view_mut()).unwrap();
+        params.pack(&device, None, None).unwrap().forward_into(x.view(), out.view_mut()).unwrap();
         assert!(check.judge(out.view()).unwrap().passed());
         out.as_mut_slice()[77] += 1e-3;
         assert!(!check.judge(out.view()).unwrap().passed());

@@ -19,8 +19,8 @@ use crate::layer::Params;
 use crate::table::{self, Table, number, or_dash};
 use crate::terminal::{Terminal, Verdict};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
-use crate::verbs::lab::beside;
 use crate::verbs::lab::places::own_peer;
+use crate::verbs::lab::run::counters_of;
 use crate::weights::{WeightArgs, decoded};
 
 #[derive(Debug, Args)]
@@ -274,7 +274,7 @@ impl ExplainArgs {
         let ways = ways.into_iter().map(|way| ProfileDef { role: Role::Ours, ..way }).collect();
         let experiment = adhoc::experiment(vec![case.clone()], ways);
         let record = self.lab.measure(&experiment, self.seconds, terminal)?;
-        let (ncu, own) = (beside::counters_of(experiment.device), own_peer()?);
+        let (ncu, own) = (counters_of(experiment.device), own_peer()?);
         let no_counters = ncu.as_ref().err().map(ToString::to_string);
         let mut measured = Measured { case: case.key(), ceilings, ways: Vec::new(), no_counters };
         for (result, definition) in record.results.iter().zip(&experiment.profiles) {

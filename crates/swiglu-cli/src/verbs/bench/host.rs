@@ -65,7 +65,7 @@ fn call(cuda: &Cuda, case: &Case) -> anyhow::Result<Enqueue<'static>> {
         copies: Some(1),
         shared: Default::default(),
     };
-    Ok(Setting::<bf16>::new(&device, cuda, &stream, &order)?.work()?.enqueue)
+    Ok(Setting { device: &device, cuda, stream: &stream, order: &order }.work::<bf16>()?.enqueue)
 }
 
 fn microseconds(since: Instant) -> f64 {

@@ -13,7 +13,7 @@ use swiglu_lab::{Case, Experiment, Heat, ResultEntry, Role, Status};
 use crate::ceilings::Floor;
 use crate::table::{self, Table, number, or_dash};
 use crate::terminal::Terminal;
-use crate::verbs::lab::beside::OWN;
+use crate::verbs::lab::places::OWN;
 
 /// One way of computing a case: its result as records have it, beside what the machine can do.
 #[derive(Debug, Clone, Serialize)]

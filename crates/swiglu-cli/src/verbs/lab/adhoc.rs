@@ -9,8 +9,7 @@ use swiglu_lab::{
     Case, CaseOp, Claim, DeviceKind, Event, Experiment, ProfileDef, Role, RunOptions,
 };
 
-use super::beside::OWN;
-use super::places::{LabDirArgs, PeerArgs};
+use super::places::{LabDirArgs, OWN, PeerArgs};
 use super::session::{Session, doing};
 use crate::terminal::Terminal;
 

@@ -1,16 +1,14 @@
 //! `swiglu lab`: experiments, their runs, and what the records say.
 
 pub(crate) mod adhoc;
-pub(crate) mod beside;
 mod gate;
 mod list;
 mod on;
 pub(crate) mod peer;
 pub(crate) mod places;
 mod ready;
-mod report;
 mod request;
-mod run;
+pub(crate) mod run;
 mod session;
 
 use clap::{Args, Subcommand};
@@ -66,7 +64,7 @@ enum Action {
     /// hides whether there is one
     Gate(gate::GateArgs),
     /// Write a static site: every experiment, its evidence and plots, and the decisions
-    Report(report::ReportArgs),
+    Report(list::ReportArgs),
     /// Compute cases for a run: requests on standard input, replies on standard output
     #[command(hide = true)]
     Peer {
@@ -86,7 +84,7 @@ pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         Action::Fetch { job, places } => on::fetch(job.as_deref(), places, terminal),
         Action::Cancel { job, places } => on::cancel(job, places, terminal),
         Action::Gate(args) => gate::gate(args, terminal),
-        Action::Report(args) => report::report(args, terminal),
+        Action::Report(args) => list::report(args, terminal),
         Action::Peer { name } => peer::serve(*name, terminal),
     }
 }

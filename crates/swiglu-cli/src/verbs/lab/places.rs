@@ -119,6 +119,11 @@ impl PeerArgs {
     }
 }
 
+/// The peer that computes as this project does.
+pub(crate) const OWN: &str = "swiglu";
+/// The peers that this program is.
+pub(super) const OUR_PEERS: [&str; 2] = [OWN, "read"];
+
 /// How this program is started as a peer.
 pub(crate) fn own_peer() -> anyhow::Result<Vec<OsString>> {
     let program = std::env::current_exe().context("the path of this program")?;

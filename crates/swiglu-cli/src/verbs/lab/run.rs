@@ -1,18 +1,25 @@
 //! `swiglu lab run`: measure an experiment, with a record that grows case by case.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io::Write;
 
+use anyhow::Context;
 use serde_json::json;
+use swiglu::{CpuOptions, Device};
 use swiglu_lab::executor::{ExecutorKind, ExecutorSpec, Jobs};
+use swiglu_lab::profile::{Ceilings, Ncu, NcuError, count};
 use swiglu_lab::record::{Executed, Machine, Opened, QUICK, Record, Store};
 use swiglu_lab::{
-    Experiment, ProfileDef, ResultEntry, Role, RunOptions, Status, Verdict as LabVerdict,
+    CaseOp, DeviceKind, Experiment, Finished, ProfileDef, ResultEntry, Role, RunOptions, Status,
+    Verdict as LabVerdict,
 };
 
+use super::on;
+use super::places::OWN;
 use super::request::{Named, RunArgs};
 use super::session::{Session, expect_optimised};
-use super::{beside, on};
+use crate::ceilings;
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, say, stop_on_signals};
 
@@ -79,7 +86,7 @@ fn here(
         return Ok(None);
     }
     let own = args.with_profiling.then_some(session.commands.own.as_slice());
-    beside::complete(experiment, &mut finished, store, own, terminal)?;
+    complete(experiment, &mut finished, store, own, terminal)?;
     Ok(Some(Opened { path: finished.path, record: finished.record }))
 }
 
@@ -141,4 +148,71 @@ fn reasons(record: &Record) -> BTreeMap<(&str, &str), Vec<&str>> {
         }
     }
     reasons
+}
+
+/// The ceilings that bind the cases of an experiment; none of a device that peers can use and this program
+/// cannot: the run stands without.
+fn ceilings_of(experiment: &Experiment, quick: bool) -> Option<Ceilings> {
+    let device = match experiment.device {
+        DeviceKind::Cpu => Device::cpu_with(CpuOptions::default()),
+        DeviceKind::Cuda => Device::cuda(0),
+    };
+    let ops = || experiment.cases.iter().map(|case| case.op);
+    let copies = || ops().find(|op| *op == CaseOp::Copy);
+    let op = ops().find(|op| op.has_weights()).or_else(copies).unwrap_or(CaseOp::Activation);
+    ceilings::of(&device.ok()?, op, quick).ok()
+}
+
+/// Adds what is missing in the record of a run that has ended, which still holds the machine.
+fn complete(
+    experiment: &Experiment,
+    finished: &mut Finished,
+    store: &Store,
+    own: Option<&[OsString]>,
+    terminal: &Terminal,
+) -> anyhow::Result<()> {
+    let Finished { path, record, .. } = finished;
+    let mut changed = false;
+    let measured = record.results.iter().any(|r| r.status == Status::Ok);
+    if record.ceilings.is_none() && measured && experiment.asks_for_rates() {
+        record.ceilings = ceilings_of(experiment, record.protocol.quick);
+        changed = record.ceilings.is_some();
+    }
+    if let Some(own) = own {
+        let known = |case: &str, id: &str| {
+            record.profiling.iter().any(|p| p.case_key == case && p.profile == id)
+        };
+        let pairs: Vec<_> = record
+            .results
+            .iter()
+            .filter(|r| r.status == Status::Ok && !known(&r.case_key, &r.profile))
+            .filter_map(|r| {
+                let profile = experiment.profile(&r.profile).filter(|p| p.peer == OWN)?;
+                Some((record.case_of(r)?, profile))
+            })
+            .collect();
+        let ncu = counters_of(experiment.device);
+        let bar = terminal.bar(pairs.len() as u64);
+        let mut counted = Vec::new();
+        for (case, profile) in pairs {
+            bar.set_message(format!("counting {} of {}", profile.id, case.key()));
+            counted.push(count(&ncu, own, case, profile, record.protocol.seed));
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        changed |= !counted.is_empty();
+        record.profiling.extend(counted);
+    }
+    if changed {
+        store.write(record, path).context("adding ceilings and counters to the record")?;
+    }
+    Ok(())
+}
+
+/// The profiler, if the device has one.
+pub(crate) fn counters_of(device: DeviceKind) -> Result<Ncu, NcuError> {
+    match device {
+        DeviceKind::Cuda => Ncu::find(),
+        DeviceKind::Cpu => Err(NcuError::NoDevice),
+    }
 }

@@ -15,8 +15,7 @@ use swiglu_lab::{
 };
 use tempfile::TempDir;
 
-use super::beside::OUR_PEERS;
-use super::places::PeerArgs;
+use super::places::{OUR_PEERS, PeerArgs};
 use crate::terminal::{Terminal, say, tell};
 
 /// What runs on this machine have in common. As long as it is there no other process of this user measures

@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use swiglu::{
-    Device, Element, Matrix, MatrixRef, Orientation, Pass, Path, Rounding, SavePolicy, StridedRef,
+    Device, Element, Matrix, MatrixRef, Orientation, Path, Rounding, SavePolicy, StridedRef,
 };
 use swiglu_core::bounds::GradientReference;
 
 use super::RunArgs;
 use crate::inputs;
-use crate::layer::{Packed, Params, either};
-use crate::timing::{self, Enqueue, Passes, Timed, wall};
-use crate::training::{Step, StepOnDevice};
+use crate::layer::{Packed, Params, either, out_features};
+use crate::step::Step;
 use crate::verify::factor_roundoff;
 
 /// Multiply-adds of one product that the oracle may take: about a second for all of them.
@@ -72,9 +71,9 @@ impl TrainingReport {
 pub(super) struct Training<'a, T> {
     device: &'a Device,
     params: &'a Params<'a, T>,
-    layers: [Packed; 2],
-    policy: SavePolicy,
-    dy: Matrix<T>,
+    pub(super) layers: [Packed; 2],
+    pub(super) policy: SavePolicy,
+    pub(super) dy: Matrix<T>,
 }
 
 impl<'a, T: Element> Training<'a, T> {
@@ -85,41 +84,13 @@ impl<'a, T: Element> Training<'a, T> {
         x: &Matrix<T>,
     ) -> anyhow::Result<Self> {
         let policy = args.keep.unwrap_or_default();
-        let layer = |path| params.pack_for_training(device, policy, path);
+        let layer = |path| params.pack(device, path, Some(policy));
         let layers = [layer(None)?, layer(Some(Path::Unfused))?];
         // A stream of its own: x may be random too.
         let seed = args.seed.unwrap_or(0) ^ 0xd7;
-        let dy = inputs::normal::<f32>(seed, x.rows(), params.out_features(), 1.0)?;
+        let dy = inputs::normal::<f32>(seed, x.rows(), out_features(&params.problem(1)), 1.0)?;
         let dy = dy.view().to_dtype()?;
         Ok(Self { device, params, layers, policy, dy })
-    }
-
-    fn room(&self, m: usize) -> swiglu_core::Result<Step<T>> {
-        Step::new(&self.params.problem(m), self.params.down_orientation())
-    }
-
-    /// Steps of a layer, ours or the unfused one; on a device over resident data that come from beyond its cache.
-    pub(super) fn timed<'s>(
-        &'s self,
-        which: usize,
-        x: MatrixRef<'s, T>,
-    ) -> anyhow::Result<Timed<'s>> {
-        let (layer, dy) = (&self.layers[which], self.dy.view());
-        let Device::Cuda(cuda) = self.device else {
-            let mut step = self.room(x.rows())?;
-            let mut call = move || Ok(step.run(layer, x, dy).map(drop)?);
-            return Ok(Box::new(move |budget_us| wall(&mut call, budget_us)));
-        };
-        let (stream, problem) = (cuda.stream(), self.params.problem(x.rows()));
-        let bytes = problem.with_pass(Pass::Backward).compulsory_bytes();
-        let lies = self.params.down_orientation();
-        let step = |_| StepOnDevice::new(&stream, &problem, lies, self.policy, [x, dy]);
-        let steps = (0..timing::copies(cuda, bytes as usize)).map(step);
-        let mut steps = steps.collect::<Result<Vec<_>, _>>()?;
-        let copies = steps.len();
-        let enqueue: Enqueue<'_> =
-            Box::new(move |stream, at| Ok(steps[at].enqueue(stream, layer)?));
-        Ok(Passes::new(stream.clone(), copies, false, enqueue)?.timed())
     }
 
     /// Every gradient against float64, of as many tokens as the oracle is quick for; a fast wrong way to compare with
@@ -131,7 +102,7 @@ impl<'a, T: Element> Training<'a, T> {
         let (x, dy) = (x.rows_range(0..m)?, self.dy.view().rows_range(0..m)?);
         let mut kept_bytes = 0;
         let mut judged = |layer: &Packed, path| -> anyhow::Result<_> {
-            let mut step = self.room(m)?;
+            let mut step = Step::new(&self.params.problem(m), self.params.down_orientation())?;
             kept_bytes = step.run(layer, x, dy)?.max(kept_bytes);
             judge(self.device, &in_numerics(self.params, layer, path, m), [x, dy], &step)
         };
@@ -176,10 +147,9 @@ fn judge<T: Element>(
     let expected = params.gradients(x, dy, factor_roundoff(device, T::DTYPE))?;
     let names = ["dx", "dw_gate", "dw_up", "dw_down"];
     let references = [&expected.dx, &expected.gate, &expected.up];
-    let references = references.into_iter().chain(&expected.down);
+    let references = names.into_iter().zip(references.into_iter().chain(&expected.down));
     let mut reports = BTreeMap::new();
-    let matrices = step.matrices().skip(1).zip(names).zip(references);
-    for (((matrix, lies), name), reference) in matrices {
+    for ((matrix, lies), (name, reference)) in step.matrices().skip(1).zip(references) {
         // A reference has a row for each output feature.
         let rows = match lies {
             Orientation::OutIn => StridedRef::from(matrix),

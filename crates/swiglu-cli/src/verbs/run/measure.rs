@@ -6,17 +6,17 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 use swiglu::{
     ActivationSource, CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Pass, Path,
-    Plan,
+    Plan, SavePolicy,
 };
 use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
-use swiglu_cuda::{CudaError, DeviceMatrix};
+use swiglu_cuda::CudaError;
 use swiglu_formats::FormatError;
 
 use super::backward::Training;
 use super::report::{ErrorReport, Report, Shape};
-use super::subject::Subject;
-use super::{MIN_TURNS, RunArgs};
-use crate::layer::{Packed, Params};
+use super::{MIN_TURNS, RunArgs, Subject};
+use crate::layer::{Packed, Params, out_features};
+use crate::step::{OnDevice, Step};
 use crate::timing::{self, Enqueue, Passes, Timed, interleave, wall};
 use crate::verify::{Check, gather_rows};
 use crate::weights::decoded;
@@ -57,8 +57,8 @@ impl<'a> Measurement<'a> {
         }
         let storage = self.storage::<T>(&weights, x.rows())?;
         let stored = storage.as_ref().unwrap_or(&params);
-        let layer = stored.pack(self.device, None)?;
-        let unfused = params.pack(self.device, Some(Path::Unfused))?;
+        let layer = stored.pack(self.device, None, None)?;
+        let unfused = params.pack(self.device, Some(Path::Unfused), None)?;
         let (plan, y, check) = self.compute(stored, &layer, x.view())?;
         // Half precision has a wider type beside it, the others have not.
         if T::DTYPE == DType::F16 && !self.args.allow_non_finite {
@@ -79,8 +79,11 @@ impl<'a> Measurement<'a> {
             false => None,
         };
         let timed = |which: usize| match &training {
-            Some(training) => training.timed(which, x.view()),
-            None => timed(self.device, [&layer, &unfused][which], &x, y.cols()),
+            Some(Training { layers, policy, dy, .. }) => {
+                let backward = Some((*policy, dy.view()));
+                timed(self.device, &params, &layers[which], x.view(), backward)
+            }
+            None => timed(self.device, &params, [&layer, &unfused][which], x.view(), None),
         };
         let budget = Duration::from_secs_f64(self.args.seconds);
         let times = interleave(&mut [timed(0)?, timed(1)?], budget, MIN_TURNS)?;
@@ -157,7 +160,8 @@ impl<'a> Measurement<'a> {
         layer: &Packed,
         x: MatrixRef<'_, T>,
     ) -> anyhow::Result<(Plan, Matrix<T>, Check)> {
-        let (plan, mut y) = (layer.plan(x.rows()), Matrix::zeros(x.rows(), params.out_features())?);
+        let plan = layer.plan(x.rows());
+        let mut y = Matrix::zeros(x.rows(), out_features(&plan.problem))?;
         layer.forward_into(x, y.view_mut())?;
         let check = Check::of(self.device, &params.with_numerics(plan.problem.numerics), x)?;
         Ok((plan, y, check))
@@ -256,29 +260,39 @@ impl<'a> Measurement<'a> {
     }
 }
 
-/// Calls of a layer, with data of their own. On a device they are resident, and inputs and outputs come
-/// from beyond its cache.
+/// Calls of a layer, or steps of it back from a gradient of the result, with data of their own. On a device they are
+/// resident, and come from beyond its cache.
 fn timed<'a, T: Element>(
     device: &Device,
+    params: &Params<'_, T>,
     layer: &'a Packed,
-    x: &'a Matrix<T>,
-    out_features: usize,
+    x: MatrixRef<'a, T>,
+    backward: Option<(SavePolicy, MatrixRef<'a, T>)>,
 ) -> anyhow::Result<Timed<'a>> {
+    let (m, problem, down) = (x.rows(), params.problem(x.rows()), params.down_orientation());
+    let out = out_features(&problem);
     let Device::Cuda(cuda) = device else {
-        let mut y = Matrix::zeros(x.rows(), out_features)?;
-        let mut call = move || Ok(layer.forward_into(x.view(), y.view_mut())?);
+        let (mut step, dy) = match backward {
+            Some((_, dy)) => (Step::new(&problem, down)?, dy),
+            None => (Step::forward(m, out)?, x),
+        };
+        let mut call = move || Ok(step.run(layer, x, dy).map(drop)?);
         return Ok(Box::new(move |budget_us| wall(&mut call, budget_us)));
     };
     let stream = cuda.stream();
-    let copies = timing::copies(cuda, x.rows() * (x.cols() + out_features) * size_of::<T>());
-    let input = |_| DeviceMatrix::from_host(&stream, x.view());
-    let out = |_| DeviceMatrix::<T>::new(&stream, x.rows(), out_features);
-    let inputs = (0..copies).map(input).collect::<Result<Vec<_>, CudaError>>()?;
-    let mut outs = (0..copies).map(out).collect::<Result<Vec<_>, CudaError>>()?;
-    let enqueue: Enqueue<'_> = Box::new(move |stream, at| {
-        Ok(layer.forward_on(stream, inputs[at].view(), outs[at].view_mut())?)
-    });
-    Ok(Passes::new(stream.clone(), copies, false, enqueue)?.timed())
+    let bytes = match backward {
+        Some(_) => problem.with_pass(Pass::Backward).compulsory_bytes() as usize,
+        None => m * (x.cols() + out) * size_of::<T>(),
+    };
+    let copy = |_| match backward {
+        Some((policy, dy)) => OnDevice::step(&stream, &problem, down, policy, &[x, dy]),
+        None => OnDevice::new(&stream, &[x], [[m, out]]),
+    };
+    let copies = (0..timing::copies(cuda, bytes)).map(copy);
+    let mut copies = copies.collect::<Result<Vec<_>, CudaError>>()?;
+    let count = copies.len();
+    let enqueue: Enqueue<'_> = Box::new(move |stream, at| Ok(copies[at].enqueue(stream, layer)?));
+    Ok(Passes::new(stream.clone(), count, false, enqueue)?.timed())
 }
 
 /// As [`swiglu_formats::npy::write`], with an error that names the option.

@@ -5,8 +5,8 @@ use std::io::Write;
 use serde::Serialize;
 use swiglu::{Activation, DType, Device, Op, RowSteps};
 
+use super::Subject;
 use super::backward::TrainingReport;
-use super::subject::Subject;
 use crate::table::{self, Table, number};
 use crate::terminal::{Terminal, Verdict, by_options};
 use crate::timing::Summary;

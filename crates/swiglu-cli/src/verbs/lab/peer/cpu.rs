@@ -11,8 +11,8 @@ use swiglu_lab::{Case, CaseOp, sha256_of};
 
 use super::job::{self, Job, Order, Prepared};
 use crate::inputs;
+use crate::step::Step;
 use crate::timing::wall;
-use crate::training::Step;
 
 /// Computes what there is room for, with copy i of the data.
 type Call<T> = Box<dyn Fn(usize, &mut Step<T>) -> swiglu::Result<()>>;

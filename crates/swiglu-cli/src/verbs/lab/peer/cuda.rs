@@ -4,86 +4,50 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
-use swiglu::{CoreError, Device, Element, Matrix, Orientation, Plan};
+use swiglu::{CoreError, Device, Element, Matrix, Orientation, Path};
 use swiglu_core::Numerics;
 use swiglu_cuda::ceilings::Product;
 use swiglu_cuda::{
-    Cuda, CudaError, DecodeDesign, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, DeviceMatrixMut,
-    DeviceMatrixRef, Mlp, Stream,
+    Candidate, Cuda, CudaError, DecodeDesign, DeviceGateUp, DeviceGateUpMut, DeviceMatrix, Mlp,
+    Stream,
 };
 use swiglu_lab::{Case, CaseOp, Heat};
 
-use super::candidate::{self, Which};
 use super::job::{self, Job, Order, Prepared};
+use super::options::Which;
 use crate::inputs::{self, Dense};
-use crate::layer::{Packed, Params};
+use crate::layer::Params;
+use crate::step::OnDevice;
 use crate::timing::{self, Enqueue, Passes};
-use crate::training::StepOnDevice;
 
-/// What a call writes on the device.
-enum Out<T> {
-    /// One matrix, or one per gradient.
-    Matrices(Vec<DeviceMatrix<T>>),
-    Step(Box<StepOnDevice<T>>),
-}
+/// A candidate whose expected time is at most so many times the plan's is near it.
+const NEAR: f64 = 1.2;
 
-/// The results of each copy.
-type Outs<T> = Rc<RefCell<Vec<Out<T>>>>;
-
-impl<T: Element> Out<T> {
-    fn matrices(&mut self) -> &mut [DeviceMatrix<T>] {
-        match self {
-            Out::Matrices(matrices) => matrices,
-            Out::Step(_) => &mut [],
-        }
-    }
-
-    fn poison(&mut self) -> Result<(), CudaError> {
-        match self {
-            Out::Matrices(all) => all.iter_mut().try_for_each(|m| m.buffer_mut().poison(0xFF)),
-            Out::Step(step) => step.poison(),
-        }
-    }
-
-    fn to_host(&self, stream: &Stream) -> Result<Vec<(Matrix<T>, Orientation)>, CudaError> {
-        let there = |m: &DeviceMatrix<T>| Ok((m.view().to_host(stream)?, Orientation::OutIn));
-        match self {
-            Out::Matrices(all) => all.iter().map(there).collect(),
-            Out::Step(step) => step.to_host(stream),
-        }
-    }
-}
+/// What each copy of a case reads and writes.
+type Copies<T> = Rc<RefCell<Vec<OnDevice<T>>>>;
 
 /// A case on a CUDA device, with its copies of the data.
 struct CudaJob<T> {
     case: Case,
     passes: Passes<'static>,
-    outs: Outs<T>,
+    copies: Copies<T>,
     stream: Stream,
 }
 
 /// How calls are enqueued, how it is planned where the layer says so, and where it rounds.
-pub(crate) struct Work {
+pub(crate) struct Work<T> {
     pub(crate) enqueue: Enqueue<'static>,
+    copies: Copies<T>,
     plan: Option<String>,
     numerics: Numerics,
 }
 
-impl Work {
-    fn planned(enqueue: Enqueue<'static>, plan: &Plan) -> Self {
-        Self { enqueue, plan: Some(plan.to_string()), numerics: plan.problem.numerics }
-    }
-}
-
 /// What a case is computed with.
-pub(crate) struct Setting<'a, T> {
-    device: &'a Device,
-    cuda: &'a Cuda,
-    stream: &'a Stream,
-    order: &'a Order<'a>,
-    /// Copies of the data.
-    count: usize,
-    outs: Outs<T>,
+pub(crate) struct Setting<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) cuda: &'a Cuda,
+    pub(crate) stream: &'a Stream,
+    pub(crate) order: &'a Order<'a>,
 }
 
 /// A case on a CUDA device.
@@ -93,135 +57,95 @@ pub(super) fn prepare<T: Element>(
     order: &Order<'_>,
 ) -> anyhow::Result<Prepared> {
     let stream = cuda.new_stream()?;
-    let setting = Setting::<T>::new(device, cuda, &stream, order)?;
-    let Work { enqueue, plan, numerics } = setting.work()?;
+    let setting = Setting { device, cuda, stream: &stream, order };
+    let Work { enqueue, copies, plan, numerics } = setting.work::<T>()?;
     // Those of other cases are not of this one.
     cuda.take_used_kernels();
-    let Setting { count, outs, .. } = setting;
+    let count = setting.count();
     let passes = Passes::new(stream.clone(), count, order.options.graph, enqueue)?;
     let (variants, notes) = (cuda.take_used_kernels(), order.notes(numerics, count));
-    let job = Box::new(CudaJob { case: order.case.clone(), passes, outs, stream });
+    let job = Box::new(CudaJob { case: order.case.clone(), passes, copies, stream });
     Ok(Prepared { job, plan, variants, notes })
 }
 
-impl<'a, T: Element> Setting<'a, T> {
-    pub(crate) fn new(
-        device: &'a Device,
-        cuda: &'a Cuda,
-        stream: &'a Stream,
-        order: &'a Order<'a>,
-    ) -> anyhow::Result<Self> {
-        let case = order.case;
-        let count = order.copies.unwrap_or(match case.heat {
+impl Setting<'_> {
+    /// Copies of the data.
+    fn count(&self) -> usize {
+        let Order { case, copies, .. } = self.order;
+        copies.unwrap_or(match case.heat {
             Heat::Hot => 1,
-            Heat::Cold => timing::copies(cuda, order.bytes() as usize),
-        });
+            Heat::Cold => timing::copies(self.cuda, self.order.bytes() as usize),
+        })
+    }
+
+    /// The case as it is planned, or by the design that was asked for.
+    pub(crate) fn work<T: Element>(&self) -> anyhow::Result<Work<T>> {
+        let Order { case, options, .. } = self.order;
+        if let Some(which) = options.candidate {
+            return self.candidate(which);
+        }
+        match options.design {
+            Some(design) => self.block(design),
+            None if case.op == CaseOp::MlpTrain && options.products => self.products(),
+            None if case.op.has_weights() => self.layer(),
+            None => self.activation(),
+        }
+    }
+
+    /// Calls over the copies of what they read, each with what it writes.
+    fn calls<T: Element>(
+        &self,
+        (plan, numerics): (Option<String>, Numerics),
+        call: impl Fn(&Stream, usize, &mut OnDevice<T>) -> anyhow::Result<()> + 'static,
+    ) -> anyhow::Result<Work<T>> {
+        let case = self.order.case;
         let [rows, cols] = case.output_shape();
         // Gradients are arranged as gate and up are.
         let backward = case.op == CaseOp::ActivationBackward;
         let tensors = if backward && !case.arrangement.is_packed() { 2 } else { 1 };
-        let out = |_| -> Result<_, CudaError> {
-            let matrix = |_| DeviceMatrix::new(stream, rows, cols / tensors);
-            Ok(Out::Matrices((0..tensors).map(matrix).collect::<Result<_, _>>()?))
+        let read = inputs::read::<T>(case, self.order.seed)?;
+        let read: Vec<_> = read.iter().map(Matrix::view).collect();
+        let copy = |_| match case.problem().filter(|_| case.op == CaseOp::MlpTrain) {
+            Some(problem) => {
+                let (lies, policy) = (case.orientation, self.order.policy());
+                OnDevice::step(self.stream, &problem, lies, policy, &read)
+            }
+            None => OnDevice::new(self.stream, &read, vec![[rows, cols / tensors]; tensors]),
         };
-        // A training step has its results beside its data.
-        let outs = if case.op == CaseOp::MlpTrain { 0 } else { count };
-        let outs = (0..outs).map(out).collect::<Result<Vec<_>, CudaError>>()?;
-        Ok(Self { device, cuda, stream, order, count, outs: Rc::new(RefCell::new(outs)) })
+        let copies = (0..self.count()).map(copy).collect::<Result<_, _>>()?;
+        let copies: Copies<T> = Rc::new(RefCell::new(copies));
+        let all = copies.clone();
+        let enqueue: Enqueue<'static> =
+            Box::new(move |stream, at| call(stream, at, &mut all.borrow_mut()[at]));
+        Ok(Work { enqueue, copies, plan, numerics })
     }
 
-    /// The case as it is planned, or by the design that was asked for.
-    pub(crate) fn work(&self) -> anyhow::Result<Work> {
-        if let Some(which) = self.order.options.candidate {
-            return self.candidate(which);
-        }
-        match (self.order.case.op, self.order.options.design) {
-            (_, Some(design)) => self.block(design),
-            (CaseOp::MlpTrain, _) if self.order.options.products => self.products(),
-            (CaseOp::MlpTrain, _) => self.step(),
-            (op, _) if op.has_weights() => self.layer(),
-            _ => self.activation(),
-        }
-    }
-
-    /// What calls read, a copy for each set of data.
-    fn inputs(&self) -> anyhow::Result<Vec<Vec<DeviceMatrix<T>>>> {
-        let host = inputs::read::<T>(self.order.case, self.order.seed)?;
-        let matrix = |m: &Matrix<T>| DeviceMatrix::from_host(self.stream, m.view());
-        let copies = (0..self.count).map(|_| host.iter().map(matrix).collect());
-        Ok(copies.collect::<Result<_, CudaError>>()?)
-    }
-
-    /// Calls of layers, one for each copy of x.
-    fn calls<L: 'static>(
-        &self,
-        layers: Vec<L>,
-        forward: impl Fn(
-            &L,
-            &Stream,
-            DeviceMatrixRef<'_, T>,
-            DeviceMatrixMut<'_, T>,
-        ) -> anyhow::Result<()>
-        + 'static,
-    ) -> anyhow::Result<Enqueue<'static>> {
-        let (inputs, outs) = (self.inputs()?, self.outs.clone());
-        Ok(Box::new(move |stream, at| {
-            let mut outs = outs.borrow_mut();
-            let out = outs[at].matrices()[0].view_mut();
-            forward(&layers[at], stream, inputs[at][0].view(), out)
-        }))
-    }
-
-    /// A layer.
-    fn layer(&self) -> anyhow::Result<Work> {
-        let layers = self.order.layers::<T>(self.device, self.count)?;
+    /// A layer, or both of its passes.
+    fn layer<T: Element>(&self) -> anyhow::Result<Work<T>> {
+        let layers = self.order.layers::<T>(self.device, self.count())?;
         let plan = layers[0].plan(self.order.case.m);
-        let enqueue = self.calls(layers, |layer: &Packed, stream, x, out| {
-            Ok(layer.forward_on(stream, x, out)?)
-        })?;
-        Ok(Work::planned(enqueue, &plan))
+        let planned = (Some(plan.to_string()), plan.problem.numerics);
+        self.calls(planned, move |stream, at, data| Ok(data.enqueue(stream, &layers[at])?))
     }
 
     /// A layer by one candidate of its plan.
-    fn candidate(&self, which: Which) -> anyhow::Result<Work> {
-        let order = self.order;
-        let (by, near) = candidate::find(self.cuda, order.case, which)?;
-        let layers = order.shared.layers::<T>(self.cuda, order.case, order.seed, self.count)?;
-        let layers = (0..self.count).map(|at| (layers.clone(), at)).collect();
-        let (name, numerics) = (by.name.clone(), by.numerics.unwrap_or(order.case.numerics));
-        let enqueue = self.calls(layers, move |(layers, at), stream, x, out| {
-            layers[*at](stream, &by, x, out).with_context(|| by.name.clone())
-        })?;
+    fn candidate<T: Element>(&self, which: Which) -> anyhow::Result<Work<T>> {
+        let Order { case, shared, seed, .. } = self.order;
+        let (by, near) = find(self.cuda, case, which)?;
+        let layers = shared.layers::<T>(self.cuda, case, *seed, self.count())?;
         let plan = match which {
-            Which::Near(at) => format!("{name}, expected as number {at} of {near}"),
-            Which::Planned | Which::Unfused => name,
+            Which::Near(at) => format!("{by}, expected as number {at} of {near}"),
+            Which::Planned | Which::Unfused => by.to_string(),
         };
-        Ok(Work { enqueue, plan: Some(plan), numerics })
-    }
-
-    /// Both passes of a layer.
-    fn step(&self) -> anyhow::Result<Work> {
-        let case = self.order.case;
-        let layers = self.order.layers::<T>(self.device, self.count)?;
-        let plan = layers[0].plan(case.m);
-        let given = inputs::read(case, self.order.seed)?;
-        let (given, lies) = ([given[0].view(), given[1].view()], case.orientation);
-        for _ in 0..self.count {
-            let (problem, policy) = (&plan.problem, self.order.policy());
-            let step = StepOnDevice::new(self.stream, problem, lies, policy, given)?;
-            self.outs.borrow_mut().push(Out::Step(Box::new(step)));
-        }
-        let outs = self.outs.clone();
-        let enqueue: Enqueue<'static> =
-            Box::new(move |stream, at| match &mut outs.borrow_mut()[at] {
-                Out::Step(step) => Ok(step.enqueue(stream, &layers[at])?),
-                Out::Matrices(_) => Ok(()),
-            });
-        Ok(Work::planned(enqueue, &plan))
+        let planned = (Some(plan), by.numerics.unwrap_or(case.numerics));
+        self.calls(planned, move |stream, at, data: &mut OnDevice<T>| {
+            let (x, out) = (data.read[0].view(), data.written[0].view_mut());
+            layers[at](stream, &by, x, out).with_context(|| by.name.clone())
+        })
     }
 
     /// The products of both passes of a block by themselves, in a row: gate and up, down, dh, dx, dWg and dWu, dWd.
-    fn products(&self) -> anyhow::Result<Work> {
+    fn products<T: Element>(&self) -> anyhow::Result<Work<T>> {
         let Case { m, hidden: k, intermediate: h, numerics, .. } = *self.order.case;
         let (out_in, in_out) = (Orientation::OutIn, Orientation::InOut);
         let all = [
@@ -235,15 +159,15 @@ impl<'a, T: Element> Setting<'a, T> {
         let product =
             |(shape, transposed, lies)| Product::<T>::new(self.stream, shape, transposed, lies);
         let of_a_copy = |_| all.into_iter().map(product).collect::<Result<Vec<_>, CudaError>>();
-        let mut copies = (0..self.count).map(of_a_copy).collect::<Result<Vec<_>, _>>()?;
+        let mut copies = (0..self.count()).map(of_a_copy).collect::<Result<Vec<_>, _>>()?;
         let enqueue: Enqueue<'static> = Box::new(move |stream, at| {
             Ok(copies[at].iter_mut().try_for_each(|product| product.enqueue(stream))?)
         });
-        Ok(Work { enqueue, plan: None, numerics })
+        Ok(Work { enqueue, copies: Copies::default(), plan: None, numerics })
     }
 
     /// A feed-forward block by a design that was asked for, or step by step.
-    fn block(&self, design: Option<DecodeDesign>) -> anyhow::Result<Work> {
+    fn block<T: Element>(&self, design: Option<DecodeDesign>) -> anyhow::Result<Work<T>> {
         let (case, order) = (self.order.case, self.order);
         if order.options.path.is_some() || case.weights.is_some() {
             bail!("option design: it is one of blocks of elements, without path; give one of them");
@@ -254,7 +178,7 @@ impl<'a, T: Element> Setting<'a, T> {
         };
         let name = design.map_or("step by step".into(), |design| design.to_string());
         let mut layers = Vec::new();
-        for _ in 0..self.count {
+        for _ in 0..self.count() {
             let layer = Mlp::with_design(self.cuda, &params, design)?;
             if layer.design(case.m) != design {
                 let why = format!("a layer computes {} such tokens in another way", case.m);
@@ -262,47 +186,77 @@ impl<'a, T: Element> Setting<'a, T> {
             }
             layers.push(layer);
         }
-        let enqueue = self
-            .calls(layers, |layer: &Mlp<T>, stream, x, out| Ok(layer.forward(stream, x, out)?))?;
-        Ok(Work { enqueue, plan: Some(name), numerics: case.numerics })
+        self.calls((Some(name), case.numerics), move |stream, at, data: &mut OnDevice<T>| {
+            let (x, out) = (data.read[0].view(), data.written[0].view_mut());
+            Ok(layers[at].forward(stream, x, out)?)
+        })
     }
 
     /// The activation, or its gradients.
-    fn activation(&self) -> anyhow::Result<Work> {
+    fn activation<T: Element>(&self) -> anyhow::Result<Work<T>> {
         let Case { op, activation, numerics, arrangement, .. } = *self.order.case;
-        let (inputs, cuda, outs) = (self.inputs()?, self.cuda.clone(), self.outs.clone());
-        let enqueue: Enqueue<'static> = Box::new(move |stream, at| {
-            let (inputs, out_grad) = match inputs[at].split_last() {
+        let cuda = self.cuda.clone();
+        self.calls((None, numerics), move |stream, _, data: &mut OnDevice<T>| {
+            let (inputs, out_grad) = match data.read.split_last() {
                 Some((last, others)) if op == CaseOp::ActivationBackward => (others, Some(last)),
-                _ => (inputs[at].as_slice(), None),
+                _ => (data.read.as_slice(), None),
             };
             let inputs = match inputs {
                 [gate, up] => DeviceGateUp::separate(gate.view(), up.view())?,
                 tensors => DeviceGateUp::packed(tensors[0].view(), arrangement)?,
             };
-            let mut outs = outs.borrow_mut();
-            let outs = outs[at].matrices();
             let Some(out_grad) = out_grad.map(DeviceMatrix::view) else {
-                let out = outs[0].view_mut();
+                let out = data.written[0].view_mut();
                 return Ok(cuda.activation(stream, &activation, numerics, inputs, out)?);
             };
-            let grads = match outs {
+            let grads = match data.written.as_mut_slice() {
                 [gate, up] => DeviceGateUpMut::separate(gate.view_mut(), up.view_mut())?,
                 tensors => DeviceGateUpMut::packed(tensors[0].view_mut(), arrangement)?,
             };
             Ok(cuda.activation_backward(stream, &activation, numerics, out_grad, inputs, grads)?)
-        });
-        Ok(Work { enqueue, plan: None, numerics })
+        })
     }
+}
+
+/// The candidate of a case, and how many are near its plan.
+fn find(cuda: &Cuda, case: &Case, which: Which) -> anyhow::Result<(Candidate, usize)> {
+    let problem = case.problem().filter(|_| case.op != CaseOp::MlpTrain && case.weights.is_none());
+    let Some(problem) = problem.filter(|_| case.op.has_weights()) else {
+        bail!(
+            "option candidate: it is one of layers with weights of elements, forward; not of {case}"
+        );
+    };
+    let unfused = cuda.plan(problem, Some(Path::Unfused)).kernel;
+    let (planned, others): (Vec<_>, Vec<_>) =
+        cuda.candidates(&problem, None).into_iter().partition(|candidate| candidate.chosen);
+    let planned = planned.into_iter().next().context("no candidate is the plan")?;
+    let most = planned.expected_us.unwrap_or(f64::INFINITY) * NEAR;
+    let is_near = |c: &&Candidate| {
+        let expected = c.expected_us.filter(|_| c.refusal.is_none() && c.name != unfused);
+        expected.is_some_and(|us| us <= most)
+    };
+    let mut near: Vec<_> = others.iter().filter(is_near).cloned().collect();
+    near.sort_by(|a, b| a.expected_us.unwrap_or(most).total_cmp(&b.expected_us.unwrap_or(most)));
+    let count = near.len();
+    let found = match which {
+        Which::Unfused if planned.name != unfused => others.into_iter().find(|c| c.name == unfused),
+        Which::Planned | Which::Unfused => Some(planned),
+        Which::Near(at) => near.into_iter().nth(at - 1),
+    };
+    let found = found.ok_or_else(|| CoreError::Unsupported {
+        what: "another candidate".into(),
+        why: format!("{count} are expected to take at most {NEAR} times as long as the plan"),
+    })?;
+    Ok((found, count))
 }
 
 impl<T: Element> Job for CudaJob<T> {
     fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
-        self.outs.borrow_mut().iter_mut().try_for_each(Out::poison)?;
+        self.copies.borrow_mut().iter_mut().try_for_each(OnDevice::poison)?;
         self.stream.synchronize()?;
         self.passes.pass()?;
-        let outs = self.outs.borrow();
-        let last = outs.last().context("it computes nothing that could be compared")?;
+        let copies = self.copies.borrow();
+        let last = copies.last().context("it computes nothing that could be compared")?;
         let written = last.to_host(&self.stream)?;
         let written: Vec<_> = written.iter().map(|(m, lies)| (m.view(), *lies)).collect();
         job::rows(&self.case, &written, rows)

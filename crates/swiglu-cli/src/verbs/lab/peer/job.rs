@@ -1,17 +1,20 @@
 //! What the peers have in common: a case with an order to compute it, and the job that is made of it.
 
+use std::any::Any;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use swiglu::{
     DType, Device, Element, GateUpRef, Half, MatrixRef, Numerics, Orientation, SavePolicy,
     StridedRef, bf16, f16,
 };
+use swiglu_cuda::Cuda;
 use swiglu_lab::{Case, CaseOp, Heat};
 
-use super::candidate::Shared;
 use super::options::Options;
 use crate::inputs::{Dense, Quantized};
-use crate::layer::Packed;
+use crate::layer::{ByCandidate, Packed, by_candidate};
 
 /// Copies of cold data on the CPU together have at least this many bytes: far more than any cache.
 const COLD_BYTES: f64 = 400e6;
@@ -84,17 +87,14 @@ impl Order<'_> {
             Some(weights) if !options.decode => {
                 let weights = weights?;
                 let params = weights.params::<T>();
-                return (0..count).map(|_| params.pack(device, None)).collect();
+                return (0..count).map(|_| params.pack(device, None, None)).collect();
             }
             Some(weights) => weights?.decode::<T>()?,
             None => Dense::derive(case, self.seed)?,
         };
         let params = dense.params();
-        let pack = |_| match case.op {
-            CaseOp::MlpTrain => params.pack_for_training(device, self.policy(), options.path),
-            _ => params.pack(device, options.path),
-        };
-        (0..count).map(pack).collect()
+        let keep = (case.op == CaseOp::MlpTrain).then(|| self.policy());
+        (0..count).map(|_| params.pack(device, options.path, keep)).collect()
     }
 
     /// Copies of the data on the CPU, of which a call touches this many bytes.
@@ -103,6 +103,52 @@ impl Order<'_> {
             Heat::Hot => 1,
             Heat::Cold => (COLD_BYTES / bytes.max(1.0)).ceil().clamp(1.0, MAX_COPIES) as usize,
         })
+    }
+}
+
+/// The packed layers that the candidates of a layer's cases compute over, until a case of another layer is prepared.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Shared(Rc<RefCell<Option<Known>>>);
+
+/// The layer that they are of, and they.
+type Known = (Layer, Rc<dyn Any>);
+
+/// A case with any number of tokens, and the seed of its data.
+type Layer = (Case, u64);
+
+fn layer_of(case: &Case, seed: u64) -> Layer {
+    (Case { m: 0, ..case.clone() }, seed)
+}
+
+impl Shared {
+    /// Gives up the layers of other cases: what they occupy is for this one.
+    pub(super) fn make_room(&self, case: &Case, seed: u64) {
+        let mut known = self.0.borrow_mut();
+        if known.as_ref().is_some_and(|(layer, _)| *layer != layer_of(case, seed)) {
+            *known = None;
+        }
+    }
+
+    /// At least as many layers of the case as asked for: those that are there, or new ones.
+    pub(super) fn layers<T: Element>(
+        &self,
+        cuda: &Cuda,
+        case: &Case,
+        seed: u64,
+        count: usize,
+    ) -> anyhow::Result<Rc<Vec<ByCandidate<T>>>> {
+        let of = layer_of(case, seed);
+        let known = self.0.borrow().clone().filter(|(layer, _)| *layer == of);
+        let known = known.and_then(|(_, layers)| layers.downcast::<Vec<ByCandidate<T>>>().ok());
+        if let Some(known) = known.filter(|known| known.len() >= count) {
+            return Ok(known);
+        }
+        // Others, or too few of these, make room.
+        *self.0.borrow_mut() = None;
+        let weights = Dense::<T>::derive(case, seed)?;
+        let layers = Rc::new(by_candidate(cuda, &weights.params(), count)?);
+        *self.0.borrow_mut() = Some((of, layers.clone()));
+        Ok(layers)
     }
 }
 

@@ -4,7 +4,6 @@
 //! It is timed as the others are, see METHODOLOGY.md: copies of the data take turns, a turn begins
 //! with work that is not timed, results are verified in memory that held NaN.
 
-mod candidate;
 mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod job;
@@ -25,8 +24,7 @@ use swiglu_lab::peer::protocol::{
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::terminal::{Terminal, Verdict, describe};
-use candidate::Shared;
-use job::{Job, Order, Prepared};
+use job::{Job, Order, Prepared, Shared};
 use options::{Devices, Options};
 
 /// The peers that this program is.

@@ -9,8 +9,6 @@ use swiglu_cuda::{CudaOptions, DecodeDesign};
 use swiglu_lab::peer::protocol::ProfileRef;
 use swiglu_lab::{CaseOp, DeviceKind};
 
-use super::candidate::Which;
-
 /// The options of a profile.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -167,5 +165,31 @@ impl Devices {
     /// The device of the run.
     pub(super) fn first(&self) -> Option<&Device> {
         self.0.first().map(|(_, _, device)| device)
+    }
+}
+
+/// Which candidate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Which {
+    Planned,
+    /// Gate and up as elements in memory.
+    Unfused,
+    /// Of those near the plan that are neither, by expected time, from 1 on.
+    Near(usize),
+}
+
+impl<'de> Deserialize<'de> for Which {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let given = Value::deserialize(d)?;
+        let near = given.as_u64().filter(|at| *at > 0).map(|at| Which::Near(at as usize));
+        let named = match given.as_str() {
+            Some("planned") => Some(Which::Planned),
+            Some("unfused") => Some(Which::Unfused),
+            _ => near,
+        };
+        named.ok_or_else(|| {
+            let expected = "expected `planned`, `unfused` or a number from 1 on";
+            D::Error::custom(format!("candidate = {given}, {expected}"))
+        })
     }
 }

@@ -1,5 +1,5 @@
-//! A forward and a backward pass as one call: over matrices of the host on any device, and over data that is in a
-//! CUDA device's memory already.
+//! One call of a layer, a forward pass or a backward pass behind it, with its data and results: over matrices of the host on
+//! any device, and over data that is in a CUDA device's memory already.
 
 use swiglu::{
     CallOptions, Element, GradientShapes, Gradients, Matrix, MatrixRef, Orientation, Problem,
@@ -68,83 +68,105 @@ impl<T: Element> Step<T> {
     }
 }
 
-/// A layer's data on a device: what both passes read, and where all of it goes.
-pub(crate) struct StepOnDevice<T> {
+/// A call's data on a device: what it reads, and where its results go.
+pub(crate) struct OnDevice<T> {
+    /// x, or gate and up; behind them, of a backward pass, the gradient of the result.
+    pub(crate) read: Vec<DeviceMatrix<T>>,
+    /// The result, or what a backward pass of an activation gives; of a training step y, then the gradients of x, of the
+    /// weights of gate and up (where their rows are output features, in one matrix) and of the down weight.
+    pub(crate) written: Vec<DeviceMatrix<T>>,
+    training: Option<Training<T>>,
+}
+
+/// What a training step has beside the data of a forward pass.
+struct Training<T> {
     problem: Problem,
     /// How the down weight lies.
     down_lies: Orientation,
     policy: SavePolicy,
-    x: DeviceMatrix<T>,
-    out_grad: DeviceMatrix<T>,
-    y: DeviceMatrix<T>,
     /// The gate, and behind it the up as one product takes both: that of the policy, or one to compute it again.
     kept: DeviceMatrix<T>,
-    dx: DeviceMatrix<T>,
-    /// Of the gate's weight and of the up's: where their rows are output features, in one matrix.
-    weights: Vec<DeviceMatrix<T>>,
-    down: Option<DeviceMatrix<T>>,
-    /// Of gate, up and down.
+    /// Gradients of the biases of gate, up and down.
     biases: Vec<DeviceMatrix<f32>>,
 }
 
-impl<T: Element> StepOnDevice<T> {
-    /// Of x and the gradient of the result.
+impl<T: Element> OnDevice<T> {
+    /// Copies of what is read, and room for results of these shapes.
     pub(crate) fn new(
+        stream: &Stream,
+        read: &[MatrixRef<'_, T>],
+        written: impl IntoIterator<Item = [usize; 2]>,
+    ) -> Result<Self, CudaError> {
+        let written = written.into_iter();
+        let written = written.map(|[rows, cols]| DeviceMatrix::new(stream, rows, cols));
+        let read = read.iter().map(|m| DeviceMatrix::from_host(stream, *m));
+        Ok(Self {
+            written: written.collect::<Result<_, _>>()?,
+            read: read.collect::<Result<_, _>>()?,
+            training: None,
+        })
+    }
+
+    /// The same for a training step, of x and the gradient of the result.
+    pub(crate) fn step(
         stream: &Stream,
         problem: &Problem,
         down_lies: Orientation,
         policy: SavePolicy,
-        [x, out_grad]: [MatrixRef<'_, T>; 2],
+        read: &[MatrixRef<'_, T>],
     ) -> Result<Self, CudaError> {
-        let [m, k, h] = [x.rows(), problem.hidden, problem.intermediate];
+        let (m, k, h) = (read[0].rows(), problem.hidden, problem.intermediate);
         let shapes = GradientShapes::new(problem, down_lies);
-        let new = |[rows, cols]: [usize; 2]| DeviceMatrix::new(stream, rows, cols);
         let [rows, cols] = shapes.gate_up;
         let weights = match problem.layout.orientation {
-            Orientation::OutIn => vec![new([2 * rows, cols])?],
-            Orientation::InOut => vec![new([rows, cols])?, new([rows, cols])?],
+            Orientation::OutIn => vec![[2 * rows, cols]],
+            Orientation::InOut => vec![[rows, cols]; 2],
         };
+        let results = [[m, out_features(problem)], [m, k]].into_iter().chain(weights);
         let biases = if problem.bias { vec![h, h, k] } else { Vec::new() };
         let bias = |n: usize| DeviceMatrix::new(stream, 1, n);
         let kept = padded::<T>(h) * if policy == SavePolicy::SaveGate { 1 } else { 2 };
-        Ok(Self {
+        let training = Training {
             problem: problem.with_m(m),
             down_lies,
             policy,
-            x: DeviceMatrix::from_host(stream, x)?,
-            out_grad: DeviceMatrix::from_host(stream, out_grad)?,
-            y: new([m, out_features(problem)])?,
-            kept: new([m, kept])?,
-            dx: new([m, k])?,
-            weights,
-            down: shapes.down.map(new).transpose()?,
+            kept: DeviceMatrix::new(stream, m, kept)?,
             biases: biases.into_iter().map(bias).collect::<Result<_, _>>()?,
-        })
+        };
+        let data = Self::new(stream, read, results.chain(shapes.down))?;
+        Ok(Self { training: Some(training), ..data })
     }
 
-    /// Enqueues both passes. What is not kept between them is computed again at the beginning of the second.
+    /// Enqueues the pass, or both. What is not kept between them is computed again at the beginning of the second.
     pub(crate) fn enqueue(&mut self, stream: &Stream, layer: &Packed) -> swiglu::Result<()> {
-        let h = self.problem.intermediate;
-        let (x, y, kept) = (self.x.view(), &mut self.y, &mut self.kept);
-        let mut into = DeviceGradientsMut::default().with_dx(self.dx.view_mut());
-        into = match self.weights.as_mut_slice() {
-            [gate, up] => into.with_gate(gate.view_mut()).with_up(up.view_mut()),
-            both => {
-                let rows = both[0].rows() / 2;
-                let (gate, up) = both[0].view_mut().split_rows(rows)?;
-                into.with_gate(gate).with_up(up)
-            }
+        let Some((y, gradients)) = self.written.split_first_mut() else { return Ok(()) };
+        let x = self.read[0].view();
+        let (Some(training), [dx, weights @ ..]) = (&mut self.training, gradients) else {
+            return either!(layer, layer => layer.forward_on(stream, x, y.view_mut()));
         };
-        if let [gate, up, down] = self.biases.as_mut_slice() {
+        let Training { problem, policy, kept, biases, .. } = training;
+        let into = DeviceGradientsMut::default().with_dx(dx.view_mut());
+        let (mut into, down) = match (problem.layout.orientation, weights) {
+            (Orientation::InOut, [gate, up, down @ ..]) => {
+                (into.with_gate(gate.view_mut()).with_up(up.view_mut()), down)
+            }
+            (_, [both, down @ ..]) => {
+                let rows = both.rows() / 2;
+                let (gate, up) = both.view_mut().split_rows(rows)?;
+                (into.with_gate(gate).with_up(up), down)
+            }
+            (_, none) => (into, none),
+        };
+        if let [gate, up, of_down] = biases.as_mut_slice() {
             into = into.with_gate_bias(gate.view_mut()).with_up_bias(up.view_mut());
-            into.down_bias = self.down.is_some().then(|| down.view_mut());
+            into.down_bias = (!down.is_empty()).then(|| of_down.view_mut());
         }
-        if let Some(down) = &mut self.down {
+        if let [down] = down {
             into = into.with_down(down.view_mut());
         }
-        let dy = self.out_grad.view();
+        let (dy, h) = (self.read[1].view(), problem.intermediate);
         either!(layer, layer => {
-            if self.policy == SavePolicy::Recompute {
+            if *policy == SavePolicy::Recompute {
                 layer.forward_on(stream, x, y.view_mut())?;
                 layer.pre_activations_on(stream, x, pre_activations(kept, h)?, None)?;
             } else {
@@ -154,10 +176,9 @@ impl<T: Element> StepOnDevice<T> {
         })
     }
 
-    /// Fills with NaN where results go.
+    /// Fills with NaN where results go, but for gradients of biases.
     pub(crate) fn poison(&mut self) -> Result<(), CudaError> {
-        let results = [&mut self.y, &mut self.dx].into_iter().chain(&mut self.weights);
-        results.chain(&mut self.down).try_for_each(|m| m.buffer_mut().poison(0xFF))
+        self.written.iter_mut().try_for_each(|m| m.buffer_mut().poison(0xFF))
     }
 
     /// The results but for gradients of biases, with how each lies.
@@ -165,18 +186,18 @@ impl<T: Element> StepOnDevice<T> {
         &self,
         stream: &Stream,
     ) -> Result<Vec<(Matrix<T>, Orientation)>, CudaError> {
-        let weights: Vec<_> = match self.weights.as_slice() {
-            [both] => {
-                let (both, rows) = (both.view(), both.rows() / 2);
-                vec![both.rows_range(0..rows)?, both.rows_range(rows..2 * rows)?]
-            }
-            apart => apart.iter().map(DeviceMatrix::view).collect(),
+        let rows = Orientation::OutIn;
+        let (gate_up, down) = match &self.training {
+            Some(Training { problem, down_lies, .. }) => (problem.layout.orientation, *down_lies),
+            None => (rows, rows),
         };
-        let lies = self.problem.layout.orientation;
-        let rows = [self.y.view(), self.dx.view()].map(|m| (m, Orientation::OutIn));
-        let down = self.down.iter().map(|m| (m.view(), self.down_lies));
-        let all = rows.into_iter().chain(weights.into_iter().map(|m| (m, lies))).chain(down);
-        all.map(|(m, lies)| Ok((m.to_host(stream)?, lies))).collect()
+        let mut views: Vec<_> = self.written.iter().map(DeviceMatrix::view).collect();
+        if self.training.is_some() && gate_up == rows {
+            let (both, half) = (views[2], views[2].rows() / 2);
+            views.splice(2..3, [both.rows_range(0..half)?, both.rows_range(half..2 * half)?]);
+        }
+        let lie = [rows, rows, gate_up, gate_up, down];
+        views.into_iter().zip(lie).map(|(m, lies)| Ok((m.to_host(stream)?, lies))).collect()
     }
 }
 
