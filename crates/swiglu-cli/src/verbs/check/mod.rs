@@ -104,8 +104,6 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result
     Ok(Verdict::from_passed(report.failed == 0))
 }
 
-/// One case.
-#[derive(Debug, Clone)]
 enum Checked {
     Result(Case),
     Gradients(GradientCase),
@@ -117,12 +115,26 @@ impl Checked {
         let outcome = match self {
             Checked::Result(case) => conformance::run(backend, case),
             Checked::Gradients(case) => conformance::run_gradients(backend, case),
-            Checked::Bits(bits) => return bits.check(backend),
+            Checked::Bits(bits) => {
+                return Finding { fault: bits.fault(backend), ..Finding::default() };
+            }
         };
-        outcome.map_or_else(|error| Finding::fault(error.to_string()), |found| Finding::of(&found))
+        match outcome {
+            Ok(Outcome { judgement: j, fault }) => {
+                let overflow = || j.overflow.map_or(String::new(), |o| format!("; {o}"));
+                let outside = || swiglu_lab::complaint(&j, &[]) + &overflow();
+                let fault = fault.or_else(|| (!j.passed()).then(outside));
+                Finding {
+                    worst_element: j.worst_ratio,
+                    relative_error: j.relative_frobenius,
+                    fault,
+                }
+            }
+            Err(error) => Finding { fault: Some(error.to_string()), ..Finding::default() },
+        }
     }
 
-    /// The name that such cases are counted under, the element type, and the case in words.
+    /// The name it is counted under, its element type, and it in words.
     fn named(&self) -> (&'static str, DType, String) {
         match self {
             Checked::Bits(bits) => (bits::NAME, bits.dtype, bits.to_string()),
@@ -143,8 +155,7 @@ impl Checked {
     }
 }
 
-/// Checks the kernels of the CPU, every instruction set or the one asked for, with one thread and with several; the result
-/// says on what.
+/// Checks the kernels of the CPU, of every instruction set or the one asked for; the result says on what.
 fn check_cpu(
     args: &CheckArgs,
     threads: usize,
@@ -220,31 +231,15 @@ fn judge<B: Backend + Sync>(
 }
 
 /// How one case ended.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Finding {
+#[derive(Default)]
+struct Finding {
     worst_element: f64,
     relative_error: f64,
     fault: Option<String>,
 }
 
-impl Finding {
-    fn of(outcome: &Outcome) -> Self {
-        let j = &outcome.judgement;
-        let overflow = || j.overflow.map_or(String::new(), |o| format!("; {o}"));
-        let outside = || swiglu_lab::complaint(j, &[]) + &overflow();
-        let fault = || outcome.fault.clone().unwrap_or_else(outside);
-        let fault = (!outcome.passed()).then(fault);
-        Self { worst_element: j.worst_ratio, relative_error: j.relative_frobenius, fault }
-    }
-
-    /// Wrong in a way that has no size.
-    pub(super) fn fault(text: String) -> Self {
-        Self { fault: Some(text), ..Self::default() }
-    }
-}
-
 /// All cases of one kernel, operation and element type, over its numbers of threads or tiles.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Serialize)]
 struct Row {
     kernel: String,
     op: &'static str,
