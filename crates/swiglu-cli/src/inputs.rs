@@ -3,8 +3,9 @@
 
 use rayon::prelude::*;
 use swiglu::{
-    Element, GatedLinearParams, Half, Matrix, MlpParams, Orientation, QuantizedGatedLinearParams,
-    QuantizedMatrix, QuantizedMlpParams, QuantizedType, StridedRef, WeightLayout,
+    Arrangement, Element, GatedLinearParams, Matrix, MlpParams, Orientation,
+    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedType, StridedRef,
+    WeightLayout,
 };
 use swiglu_core::random::quantized_matrix;
 use swiglu_core::{OwnedGateUp, Result};
@@ -26,7 +27,6 @@ pub(crate) fn normal<T: Element>(
     normal_rows(seed, (0..rows).into_par_iter(), cols, scale)
 }
 
-/// x `[M, K]`.
 pub(crate) fn x<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
     normal(seed ^ STREAM_X, case.m, case.hidden, 1.0)
 }
@@ -44,7 +44,7 @@ pub(crate) fn read<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>>
     Ok(all)
 }
 
-/// The layer of a case, of elements in its layout.
+/// The layer of a case, of elements in its layout; of a case with quantised weights the values of these.
 pub(crate) struct Dense<T> {
     case: Case,
     gate_up: OwnedGateUp<T>,
@@ -55,31 +55,23 @@ pub(crate) struct Dense<T> {
 impl<T: Element> Dense<T> {
     pub(crate) fn derive(case: &Case, seed: u64) -> Result<Self> {
         let (k, h) = (case.hidden, case.intermediate);
-        let weight = |stream, rows, cols| normal(seed ^ stream, rows, cols, scale(cols));
+        let weight = |stream, rows, cols| match case.weights {
+            None => normal(seed ^ stream, rows, cols, scale(cols)),
+            Some(kind) => {
+                quantized_matrix(seed ^ stream, kind, rows, cols, scale(cols))?.view().to_matrix()
+            }
+        };
         let tensors = vec![weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?];
-        let down = case.op.is_block().then(|| weight(STREAM_DOWN, k, h)).transpose()?;
-        Self::of(case.clone(), tensors, down, biases(case, seed))
-    }
-
-    /// Of gate and up `[out, in]` and down, laid out as the case has them.
-    fn of(
-        case: Case,
-        tensors: Vec<Matrix<T>>,
-        down: Option<Matrix<T>>,
-        biases: [Option<Vec<f32>>; 3],
-    ) -> Result<Self> {
         let layout = WeightLayout { orientation: case.orientation, arrangement: case.arrangement };
         let mut gate_up = OwnedGateUp::new(tensors, WeightLayout::HF)?;
         if layout != WeightLayout::HF {
             gate_up = gate_up.view().convert(layout)?;
         }
-        let down = match (down, case.orientation) {
-            (Some(down), Orientation::InOut) => {
-                Some(StridedRef::from(&down).transposed().to_rows()?.view()?.to_dtype()?)
-            }
-            (down, _) => down,
-        };
-        Ok(Self { case, gate_up, down, biases })
+        let mut down = case.op.is_block().then(|| weight(STREAM_DOWN, k, h)).transpose()?;
+        if let (Some(down), Orientation::InOut) = (&mut down, case.orientation) {
+            *down = StridedRef::from(&*down).transposed().to_rows()?.view()?.to_dtype()?;
+        }
+        Ok(Self { case: case.clone(), gate_up, down, biases: biases(case, seed) })
     }
 
     pub(crate) fn params(&self) -> Params<'_, T> {
@@ -135,30 +127,17 @@ impl Quantized {
             }
         }
     }
-
-    /// The values as T, to compute with in the usual way.
-    pub(crate) fn decode<T: Element>(self) -> Result<Dense<T>> {
-        let down = self.down.as_ref().map(|down| down.view().to_matrix()).transpose()?;
-        let tensors = vec![self.gate.view().to_matrix()?, self.up.view().to_matrix()?];
-        Dense::of(self.case, tensors, down, self.biases)
-    }
 }
 
-/// Gate and up of an activation, in the arrangement of the case: one tensor where they share it, else two.
+/// Gate and up of an activation, in the arrangement of the case: one tensor where they share it, else two. They lie as
+/// weights whose rows are inputs.
 fn activation<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>> {
-    let (m, h, arrangement) = (case.m, case.intermediate, case.arrangement);
-    let half = |stream| normal(seed ^ stream, m, h, ACTIVATION_SCALE);
-    let (gate, up) = (half(STREAM_GATE)?, half(STREAM_UP)?);
-    if !arrangement.is_packed() {
-        return Ok(vec![gate, up]);
+    let half = |stream| normal(seed ^ stream, case.m, case.intermediate, ACTIVATION_SCALE);
+    let apart = vec![half(STREAM_GATE)?, half(STREAM_UP)?];
+    if !case.arrangement.is_packed() {
+        return Ok(apart);
     }
-    let mut packed = Matrix::zeros(m, 2 * h)?;
-    for (row, out) in packed.as_mut_slice().chunks_exact_mut((2 * h).max(1)).enumerate() {
-        for (half, from) in [(Half::Gate, &gate), (Half::Up, &up)] {
-            for (i, &value) in from.view().row(row).iter().enumerate() {
-                out[arrangement.locate(half, i, h).1] = value;
-            }
-        }
-    }
-    Ok(vec![packed])
+    let lie = |arrangement| WeightLayout { orientation: Orientation::InOut, arrangement };
+    let apart = OwnedGateUp::new(apart, lie(Arrangement::Separate))?;
+    apart.view().convert(lie(case.arrangement))?.tensors().iter().map(Matrix::try_clone).collect()
 }

@@ -1,14 +1,12 @@
 //! Either operation with weights, of elements or quantised: parameters on the host, and the layer
 //! packed from them.
 
-use anyhow::bail;
 use swiglu::{
     CoreError, Device, Element, ErrorKind, GatedLinear, GatedLinearParams, HostWeights, MatrixMut,
     MatrixRef, Mlp, MlpParams, MlpWeights, Numerics, Op, Orientation, Path, Plan, Problem,
     QuantizedGatedLinearParams, QuantizedMlpParams, SavePolicy,
 };
 use swiglu_core::bounds::{self, Reference};
-use swiglu_cuda::{Candidate, Cuda, CudaError, DeviceMatrixMut, DeviceMatrixRef, Stream};
 use swiglu_lab::CaseOp;
 
 /// Parameters of either operation, for inputs and outputs of T.
@@ -21,11 +19,7 @@ pub(crate) enum Params<'a, T> {
 }
 
 impl<'a, T: Element> Params<'a, T> {
-    /// The quantised weights of a file, where `device` computes with them; else why not, if there are
-    /// any.
-    ///
-    /// # Errors
-    /// Those of the file.
+    /// The quantised weights of a file, where `device` computes with them; else why not, if there are any.
     pub(crate) fn quantized_in(
         weights: &'a MlpWeights,
         op: CaseOp,
@@ -49,9 +43,6 @@ impl<'a, T: Element> Params<'a, T> {
     }
 
     /// The weights of a file as elements; of the activation by itself those of the layer before it.
-    ///
-    /// # Errors
-    /// If a part is missing.
     pub(crate) fn elements(host: &'a HostWeights<'_, T>, op: CaseOp) -> swiglu::Result<Self> {
         Ok(match op {
             CaseOp::Mlp => Params::Mlp(host.mlp()?),
@@ -156,8 +147,7 @@ impl<'a, T: Element> Params<'a, T> {
         }
     }
 
-    /// The float64 result with the error a correct kernel may have that rounds the factors of its
-    /// products by `roundoff` relative to them.
+    /// The float64 result, and what a correct kernel that rounds factors of products by `roundoff` may be off by.
     pub(crate) fn reference(
         &self,
         x: MatrixRef<'_, T>,
@@ -178,7 +168,6 @@ pub(crate) fn out_features(problem: &Problem) -> usize {
 }
 
 /// A packed layer of either operation.
-#[derive(Debug)]
 pub(crate) enum Packed {
     GatedLinear(GatedLinear),
     Mlp(Mlp),
@@ -207,36 +196,4 @@ impl Packed {
     ) -> swiglu::Result<()> {
         either!(self, layer => layer.forward_into(x, out))
     }
-}
-
-/// A call of a layer on a CUDA device by one of its candidates.
-pub(crate) type ByCandidate<T> = Box<
-    dyn Fn(
-        &Stream,
-        &Candidate,
-        DeviceMatrixRef<'_, T>,
-        DeviceMatrixMut<'_, T>,
-    ) -> Result<(), CudaError>,
->;
-
-/// So many copies of a layer of either operation, with weights packed on the device.
-pub(crate) fn by_candidate<T: Element>(
-    cuda: &Cuda,
-    params: &Params<'_, T>,
-    count: usize,
-) -> anyhow::Result<Vec<ByCandidate<T>>> {
-    let layer = |_| -> anyhow::Result<ByCandidate<T>> {
-        Ok(match params {
-            Params::GatedLinear(params) => {
-                let layer = swiglu_cuda::GatedLinear::new(cuda, params)?;
-                Box::new(move |stream, by, x, out| layer.forward_by(stream, by, x, out))
-            }
-            Params::Mlp(params) => {
-                let layer = swiglu_cuda::Mlp::new(cuda, params)?;
-                Box::new(move |stream, by, x, out| layer.forward_by(stream, by, x, out))
-            }
-            _ => bail!("quantised weights have one way"),
-        })
-    };
-    (0..count).map(layer).collect()
 }

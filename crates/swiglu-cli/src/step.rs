@@ -1,13 +1,16 @@
 //! One call of a layer, a forward pass or a backward pass behind it, with its data and results: over matrices of the host on
 //! any device, and over data that is in a CUDA device's memory already.
 
+use anyhow::bail;
 use swiglu::{
     CallOptions, Element, GradientShapes, Gradients, Matrix, MatrixRef, Orientation, Problem,
     SavePolicy, Wanted,
 };
-use swiglu_cuda::{CudaError, DeviceGradientsMut, DeviceKeptMut, DeviceMatrix, Stream};
+use swiglu_cuda::{
+    Candidate, Cuda, CudaError, DeviceGradientsMut, DeviceKeptMut, DeviceMatrix, Stream,
+};
 
-use crate::layer::{Packed, either, out_features};
+use crate::layer::{Packed, Params, either, out_features};
 
 /// The result of a layer, and the gradients where it trains.
 pub(crate) struct Step<T> {
@@ -218,4 +221,32 @@ fn pre_activations<T: Element>(
 /// Columns of a matrix whose rows are whole 16 bytes.
 fn padded<T>(columns: usize) -> usize {
     columns.next_multiple_of(16 / size_of::<T>())
+}
+
+/// A call of a layer on a CUDA device by one of its candidates.
+pub(crate) type ByCandidate<T> =
+    Box<dyn Fn(&Stream, &Candidate, &mut OnDevice<T>) -> Result<(), CudaError>>;
+
+/// So many copies of a layer, with weights packed on the device.
+pub(crate) fn by_candidate<T: Element>(
+    cuda: &Cuda,
+    params: &Params<'_, T>,
+    count: usize,
+) -> anyhow::Result<Vec<ByCandidate<T>>> {
+    macro_rules! by {
+        ($layer:expr) => {{
+            let layer = $layer;
+            Box::new(move |stream: &Stream, by: &Candidate, data: &mut OnDevice<T>| {
+                layer.forward_by(stream, by, data.read[0].view(), data.written[0].view_mut())
+            })
+        }};
+    }
+    let layer = |_| -> anyhow::Result<ByCandidate<T>> {
+        Ok(match params {
+            Params::GatedLinear(params) => by!(swiglu_cuda::GatedLinear::new(cuda, params)?),
+            Params::Mlp(params) => by!(swiglu_cuda::Mlp::new(cuda, params)?),
+            _ => bail!("quantised weights have one way"),
+        })
+    };
+    (0..count).map(layer).collect()
 }

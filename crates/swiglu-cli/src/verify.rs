@@ -17,7 +17,6 @@ const LAYER_BUDGET: f64 = 4e6;
 const SEED: u64 = 0x5eed;
 
 /// The reference of the checked rows of a result.
-#[derive(Debug)]
 pub(crate) struct Check {
     pub(crate) rows: Vec<usize>,
     /// Rows of the whole result.
@@ -26,8 +25,7 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    /// The check of a layer's result on `device` for `x`: whole where the oracle is quick, else of
-    /// random rows.
+    /// The check of a layer's result for `x`: whole where the oracle is quick, else of random rows.
     pub(crate) fn of<T: Element>(
         device: &Device,
         params: &Params<'_, T>,
@@ -40,8 +38,7 @@ impl Check {
         Ok(Self { rows, m, reference })
     }
 
-    /// Holds a result against the reference; where an element overflows is told by its place in the
-    /// whole.
+    /// Holds a result against the reference; an element is told by its place in the whole.
     pub(crate) fn judge<T: Element>(
         &self,
         out: MatrixRef<'_, T>,
@@ -58,10 +55,9 @@ impl Check {
         (!judgement.passed()).then(|| swiglu_lab::complaint(judgement, &self.rows))
     }
 
-    /// Refuses an element type that cannot hold the exact result: rounding alone would lose more than
-    /// some roundings of normal numbers do.
+    /// Refuses an element type that cannot hold the exact result: rounding alone would lose too much.
     pub(crate) fn expect_representable<T: Element>(&self) -> anyhow::Result<()> {
-        /// Of the unit roundoff, which is the most a normal number loses.
+        /// In units of the roundoff, the most that a normal number loses.
         const TOLERATED: f64 = 4.0;
         let exact = &self.reference.value;
         let rounded: Vec<T> = exact.as_slice().iter().map(|v| T::from_f64(*v)).collect();
@@ -101,7 +97,6 @@ pub(crate) fn factor_roundoff(device: &Device, dtype: DType) -> f64 {
     }
 }
 
-/// Chosen rows in a matrix of their own.
 pub(crate) fn gather_rows<T: Copy + Default>(
     m: MatrixRef<'_, T>,
     rows: &[usize],

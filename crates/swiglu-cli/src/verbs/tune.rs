@@ -17,8 +17,8 @@ use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::args::{DeviceArgs, MathArgs, extents, layer_op, out_of_range};
 use crate::inputs::{self, Dense};
-use crate::layer::{ByCandidate, Params, by_candidate};
-use crate::step::OnDevice;
+use crate::layer::Params;
+use crate::step::{ByCandidate, OnDevice, by_candidate};
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, shown};
 use crate::timing::{self, Enqueue, Passes, Summary, Timed, interleave};
@@ -65,7 +65,6 @@ pub(crate) struct TuneArgs {
     device: DeviceArgs,
 }
 
-/// M, K, H.
 fn shape(s: &str) -> Result<[usize; 3], CoreError> {
     let expected = "three numbers: tokens, input and intermediate features";
     extents(s)?.try_into().map_err(|_| out_of_range("shape", s, expected))
@@ -183,7 +182,6 @@ fn remark(trial: &Trial, best: f64) -> String {
     }
 }
 
-/// What is measured on.
 struct Subject<'a> {
     device: &'a Device,
     cuda: &'a Cuda,
@@ -206,8 +204,7 @@ struct Copies<'a, T> {
 impl<T: Element> Copies<'_, T> {
     /// One call with copy i of the data.
     fn call(&self, way: &Candidate, at: usize) -> Result<(), CudaError> {
-        let OnDevice { read, written, .. } = &mut self.copies.borrow_mut()[at];
-        self.layers[at](&self.stream, way, read[0].view(), written[0].view_mut())
+        self.layers[at](&self.stream, way, &mut self.copies.borrow_mut()[at])
     }
 
     /// The result of a call, in memory that held NaN.
@@ -296,8 +293,7 @@ impl Subject<'_> {
         Ok((!judgement.passed()).then(wrong))
     }
 
-    /// Times the ways of which nothing is to be said yet: in a first round all, then those that may be the
-    /// fastest, in turns.
+    /// Times the ways of which nothing is said yet: in a first round all, then what may be the fastest.
     fn time<T: Element>(
         &self,
         ways: &[Candidate],

@@ -25,7 +25,6 @@ struct CpuJob<T> {
     next: usize,
 }
 
-/// A case on the CPU.
 pub(super) fn prepare<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<Prepared> {
     let (job, plan) = job::<T>(device, order)?;
     let notes = order.notes(plan.problem.numerics, job.outs.len());
@@ -65,9 +64,10 @@ fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob
     let (call, plan): (Call<T>, _) = if case.op.has_weights() {
         let layers = order.layers::<T>(device, count)?;
         let plan = layers[0].plan(case.m);
-        let call: Call<T> = Box::new(move |at, out| match inputs[at].as_slice() {
-            [x, dy] => out.run(&layers[at], x.view(), dy.view()).map(drop),
-            x => layers[at].forward_into(x[0].view(), out.y.view_mut()),
+        // Where there is no gradient to go back from, none is read.
+        let call: Call<T> = Box::new(move |at, out| {
+            let (x, dy) = (&inputs[at][0], &inputs[at][inputs[at].len() - 1]);
+            out.run(&layers[at], x.view(), dy.view()).map(drop)
         });
         (call, plan)
     } else {
@@ -101,7 +101,6 @@ impl<T: Element> CpuJob<T> {
         Ok(job)
     }
 
-    /// One call, with the next copy.
     fn step(&mut self) -> anyhow::Result<()> {
         let at = self.next;
         self.next = (at + 1) % self.outs.len();

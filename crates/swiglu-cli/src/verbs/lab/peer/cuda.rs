@@ -42,7 +42,6 @@ pub(crate) struct Work<T> {
     numerics: Numerics,
 }
 
-/// What a case is computed with.
 pub(crate) struct Setting<'a> {
     pub(crate) device: &'a Device,
     pub(crate) cuda: &'a Cuda,
@@ -50,7 +49,6 @@ pub(crate) struct Setting<'a> {
     pub(crate) order: &'a Order<'a>,
 }
 
-/// A case on a CUDA device.
 pub(super) fn prepare<T: Element>(
     device: &Device,
     cuda: &Cuda,
@@ -69,7 +67,6 @@ pub(super) fn prepare<T: Element>(
 }
 
 impl Setting<'_> {
-    /// Copies of the data.
     fn count(&self) -> usize {
         let Order { case, copies, .. } = self.order;
         copies.unwrap_or(match case.heat {
@@ -138,9 +135,8 @@ impl Setting<'_> {
             Which::Planned | Which::Unfused => by.to_string(),
         };
         let planned = (Some(plan), by.numerics.unwrap_or(case.numerics));
-        self.calls(planned, move |stream, at, data: &mut OnDevice<T>| {
-            let (x, out) = (data.read[0].view(), data.written[0].view_mut());
-            layers[at](stream, &by, x, out).with_context(|| by.name.clone())
+        self.calls(planned, move |stream, at, data| {
+            layers[at](stream, &by, data).with_context(|| by.name.clone())
         })
     }
 

@@ -14,7 +14,8 @@ use swiglu_lab::{Case, CaseOp, Heat};
 
 use super::options::Options;
 use crate::inputs::{Dense, Quantized};
-use crate::layer::{ByCandidate, Packed, by_candidate};
+use crate::layer::Packed;
+use crate::step::{ByCandidate, by_candidate};
 
 /// Copies of cold data on the CPU together have at least this many bytes: far more than any cache.
 const COLD_BYTES: f64 = 400e6;
@@ -75,23 +76,19 @@ impl Order<'_> {
         notes
     }
 
-    /// As many copies of the case's layer, by the path that was asked for; quantised weights as they are, or
-    /// decoded once.
+    /// Copies of the layer, by the path that was asked for; quantised weights as they are, or decoded once.
     pub(super) fn layers<T: Element>(
         &self,
         device: &Device,
         count: usize,
     ) -> swiglu::Result<Vec<Packed>> {
         let (case, options) = (self.case, &self.options);
-        let dense = match case.weights.map(|kind| Quantized::derive(case, kind, self.seed)) {
-            Some(weights) if !options.decode => {
-                let weights = weights?;
-                let params = weights.params::<T>();
-                return (0..count).map(|_| params.pack(device, None, None)).collect();
-            }
-            Some(weights) => weights?.decode::<T>()?,
-            None => Dense::derive(case, self.seed)?,
-        };
+        if let Some(kind) = case.weights.filter(|_| !options.decode) {
+            let weights = Quantized::derive(case, kind, self.seed)?;
+            let params = weights.params::<T>();
+            return (0..count).map(|_| params.pack(device, None, None)).collect();
+        }
+        let dense = Dense::<T>::derive(case, self.seed)?;
         let params = dense.params();
         let keep = (case.op == CaseOp::MlpTrain).then(|| self.policy());
         (0..count).map(|_| params.pack(device, options.path, keep)).collect()
@@ -152,8 +149,7 @@ impl Shared {
     }
 }
 
-/// What a call writes, each with how it lies: one matrix; or the gradients of gate and of up, in one or in two; or those
-/// of a step.
+/// What a call writes, each matrix with how it lies.
 pub(super) type Written<'a, T> = [(MatrixRef<'a, T>, Orientation)];
 
 /// Rows of the output of a case, little-endian.

@@ -9,15 +9,13 @@ use swiglu_cuda::{CudaOptions, DecodeDesign};
 use swiglu_lab::peer::protocol::ProfileRef;
 use swiglu_lab::{CaseOp, DeviceKind};
 
-/// The options of a profile.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Options {
     /// Which path; by default the one that is planned.
     #[serde(deserialize_with = "path")]
     pub(super) path: Option<Path>,
-    /// CUDA, feed-forward blocks of few tokens: one way of computing them; by default the one that
-    /// is planned.
+    /// CUDA, feed-forward blocks of few tokens: one way of computing them; by default as planned.
     #[serde(deserialize_with = "design")]
     pub(super) design: Option<Option<DecodeDesign>>,
     /// CUDA, layers of elements: one candidate of the plan.
@@ -42,8 +40,7 @@ pub(crate) struct Options {
     threads: Option<usize>,
     /// CPU: an instruction set [default: the best].
     isa: Option<Isa>,
-    /// The peer `read`: ask the processor for what comes later, as our kernels do; else leave it to the
-    /// processor.
+    /// The peer `read`: prefetch, as our kernels do; else leave it to the processor.
     pub(super) asks: bool,
 }
 
@@ -51,8 +48,7 @@ fn path<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Path>, D::Error> {
     one_of(&[("planned", None), ("fused", Some(Path::Fused)), ("unfused", Some(Path::Unfused))], d)
 }
 
-/// How few tokens go through a feed-forward block; `steps`, the gated linear layer and then cuBLASLt, is no design
-/// of one.
+/// A design of decoding kernels; `steps`, the gated linear layer and then cuBLASLt, is none.
 fn design<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Option<DecodeDesign>>, D::Error> {
     let all = [
         ("one-launch", Some(DecodeDesign::OneLaunch)),
@@ -82,27 +78,17 @@ impl Options {
             serde_json::from_value(Value::Object(profile.options.clone())).with_context(what)?;
         let Self { asks, threads, isa, .. } = given;
         let alone = given.path.is_none() && given.design.is_none() && !given.decode;
-        if given.candidate.is_some() && !alone {
-            return Err(anyhow!(
+        let wrong = match reads {
+            _ if given.candidate.is_some() && !alone => {
                 "candidate is one way; expected no path, design or decode beside it"
-            ))
-            .with_context(what);
-        }
-        match reads {
-            true if given != (Self { asks, threads, isa, ..Self::default() }) => {
-                Err(anyhow!("the peer `read` has asks, threads and isa, and no others"))
             }
-            false if asks => Err(anyhow!("asks is an option of the peer `read`")),
-            _ => Ok(given),
-        }
-        .with_context(what)
-    }
-
-    /// What of them is the device's.
-    fn of_device(&self) -> Self {
-        let Self { tf32, plain_allocations, portable_kernels, threads, isa, .. } = *self;
-        let others = Self::default();
-        Self { tf32, plain_allocations, portable_kernels, threads, isa, ..others }
+            true if given != (Self { asks, threads, isa, ..Self::default() }) => {
+                "the peer `read` has asks, threads and isa, and no others"
+            }
+            false if asks => "asks is an option of the peer `read`",
+            _ => return Ok(given),
+        };
+        Err(anyhow!(wrong)).with_context(what)
     }
 
     /// Refuses options of a training step beside another operation.
@@ -139,36 +125,33 @@ pub(super) struct Devices(Vec<(DeviceKind, Options, Device)>);
 impl Devices {
     pub(super) fn open(&mut self, kind: DeviceKind, options: &Options) -> anyhow::Result<Device> {
         options.expect_device(kind)?;
-        let options = options.of_device();
-        let same = |(k, o, _): &&(DeviceKind, Options, Device)| (*k, o) == (kind, &options);
+        // Others are of a case.
+        let of = |o: &Options| (o.tf32, o.plain_allocations, o.portable_kernels, o.threads, o.isa);
+        let same = |(k, o, _): &&(DeviceKind, Options, Device)| (*k, of(o)) == (kind, of(options));
         if let Some((_, _, device)) = self.0.iter().find(same) {
             return Ok(device.clone());
         }
-        let Options { tf32, plain_allocations, portable_kernels, threads, isa, .. } = options;
+        let (tf32, plain_allocations, portable_kernels, threads, isa) = of(options);
         let device = match kind {
             DeviceKind::Cpu => {
                 Device::cpu_with(CpuOptions::default().with_isa(isa).with_threads(threads))?
             }
-            DeviceKind::Cuda => {
-                let others = CudaOptions::default();
-                let options = others
+            DeviceKind::Cuda => Device::cuda_with(
+                &CudaOptions::default()
                     .with_tf32(tf32)
                     .with_plain_allocations(plain_allocations)
-                    .with_portable_kernels(portable_kernels);
-                Device::cuda_with(&options)?
-            }
+                    .with_portable_kernels(portable_kernels),
+            )?,
         };
-        self.0.push((kind, options, device.clone()));
+        self.0.push((kind, options.clone(), device.clone()));
         Ok(device)
     }
 
-    /// The device of the run.
     pub(super) fn first(&self) -> Option<&Device> {
         self.0.first().map(|(_, _, device)| device)
     }
 }
 
-/// Which candidate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Which {
     Planned,
@@ -181,15 +164,13 @@ pub(crate) enum Which {
 impl<'de> Deserialize<'de> for Which {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let given = Value::deserialize(d)?;
-        let near = given.as_u64().filter(|at| *at > 0).map(|at| Which::Near(at as usize));
-        let named = match given.as_str() {
-            Some("planned") => Some(Which::Planned),
-            Some("unfused") => Some(Which::Unfused),
-            _ => near,
-        };
-        named.ok_or_else(|| {
-            let expected = "expected `planned`, `unfused` or a number from 1 on";
-            D::Error::custom(format!("candidate = {given}, {expected}"))
-        })
+        match (given.as_str(), given.as_u64()) {
+            (Some("planned"), _) => Ok(Which::Planned),
+            (Some("unfused"), _) => Ok(Which::Unfused),
+            (_, Some(at @ 1..)) => Ok(Which::Near(at as usize)),
+            _ => Err(D::Error::custom(format!(
+                "candidate = {given}, expected `planned`, `unfused` or a number from 1 on"
+            ))),
+        }
     }
 }
