@@ -1,6 +1,6 @@
 //! Standard output, the progress on standard error, and how the program ends.
 
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Read, Stdout, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -74,8 +74,7 @@ pub(crate) fn tell(bar: &ProgressBar, line: impl Display) {
     bar.suspend(|| say(line));
 }
 
-/// Functions that set the library's options, and the options of this command that do. One that begins like another comes
-/// behind it.
+/// Functions that set the library's options, with ours. One that begins like another comes behind it.
 const OPTIONS: [(&str, &str); 21] = [
     ("LoadOptions::with_beside_experts", "--beside-experts"),
     ("LoadOptions::with_expert", "--expert"),
@@ -148,8 +147,7 @@ impl Terminal {
         }
     }
 
-    /// Prints what was found: as the JSON document, or as `show` says it to people. A verb that only shows has passed
-    /// then.
+    /// Prints what was found: as JSON, or as `show` says it to people. A verb that only shows has passed then.
     pub(crate) fn print<T: Serialize + ?Sized>(
         &mut self,
         found: &T,
@@ -181,6 +179,20 @@ impl Terminal {
         bar
     }
 
+    /// What becomes of one after the other, with a bar that says what goes on.
+    pub(crate) fn each<I, R>(
+        &self,
+        items: impl ExactSizeIterator<Item = I>,
+        message: impl Fn(&I) -> String,
+        mut of: impl FnMut(I) -> anyhow::Result<R>,
+    ) -> anyhow::Result<Vec<R>> {
+        let bar = self.bar(items.len() as u64);
+        let told = items.inspect(|item| bar.set_message(message(item)));
+        let all = told.map(|item| of(item).inspect(|_| bar.inc(1))).collect();
+        bar.finish_and_clear();
+        all
+    }
+
     /// A message that changes, over work of unknown length; hidden where nobody would see it.
     pub(crate) fn spinner(&self) -> ProgressBar {
         self.moving(ProgressBar::new_spinner())
@@ -204,16 +216,9 @@ impl Write for Terminal {
 }
 
 /// That standard output could not be written, which the system does not say.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("standard output: {0}")]
 struct Unwritten(io::Error);
-
-impl Display for Unwritten {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "standard output: {}", self.0)
-    }
-}
-
-impl std::error::Error for Unwritten {}
 
 pub(crate) fn named(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), Unwritten(error))

@@ -18,7 +18,6 @@ const TURNS: [f64; 2] = [5.0, 200.0];
 /// Turns of a second.
 const TURNS_PER_SECOND: f64 = 10.0;
 
-/// Where peers are found.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AdHocArgs {
     #[command(flatten)]
@@ -27,7 +26,6 @@ pub(crate) struct AdHocArgs {
     peers: PeerArgs,
 }
 
-/// A way of computing a case.
 pub(crate) fn way(id: &str, peer: &str, role: Role, options: Value) -> ProfileDef {
     let options = options.as_object().cloned().unwrap_or_default();
     ProfileDef { id: id.into(), peer: peer.into(), options, role, numerics: None, best_of: None }
@@ -57,27 +55,20 @@ pub(crate) fn own_ways(case: &Case, options: &Value) -> Vec<ProfileDef> {
     if stored.rounding == Rounding::Fused {
         stored.rounding = Rounding::PreRound;
     }
-    let own = |id, role, more| ProfileDef {
-        numerics: Some(stored),
+    let (cuda, trains) = (case.device == DeviceKind::Cuda, case.op == CaseOp::MlpTrain);
+    let (weights, quantized) = (case.op.has_weights(), case.weights.is_some());
+    let all = [
+        (true, "planned", Role::Ours, json!({})),
+        (quantized, "decoded", Role::Baseline, json!({ "decode": true })),
+        (weights && !quantized, "unfused", Role::Baseline, json!({ "path": "unfused" })),
+        (trains, "recompute", Role::Ours, json!({ "keep": "recompute" })),
+        (trains && cuda, "products", Role::Ceiling, json!({ "products": true })),
+    ];
+    let own = |(_, id, role, more)| ProfileDef {
+        numerics: (id != "planned" || cuda && weights).then_some(stored),
         ..way(id, OWN, role, with(more, options))
     };
-    let mut planned = own("planned", Role::Ours, json!({}));
-    if case.device == DeviceKind::Cpu || !case.op.has_weights() {
-        planned.numerics = None;
-    }
-    let mut ways = vec![planned];
-    if case.weights.is_some() {
-        ways.push(own("decoded", Role::Baseline, json!({ "decode": true })));
-    } else if case.op.has_weights() {
-        ways.push(own("unfused", Role::Baseline, json!({ "path": "unfused" })));
-    }
-    if case.op == CaseOp::MlpTrain {
-        ways.push(own("recompute", Role::Ours, json!({ "keep": "recompute" })));
-        if case.device == DeviceKind::Cuda {
-            ways.push(own("products", Role::Ceiling, json!({ "products": true })));
-        }
-    }
-    ways
+    all.into_iter().filter(|(is_there, ..)| *is_there).map(own).collect()
 }
 
 /// What the lab would call this: an experiment that claims nothing.

@@ -47,8 +47,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
         None => newest(&store, &experiment, &machine.name)?,
     };
     swiglu_lab::gate::expect_comparable(&experiment, &machine, &old)?;
-    // The new record is not evidence and goes elsewhere, so that gates of one experiment can measure
-    // several accelerators.
+    // The new record is no evidence and goes elsewhere: several gates can measure an accelerator each.
     let scratch = tempfile::tempdir().context("a directory for the new measurements")?;
     let new_store = Store::new(scratch.path());
     let needed = swiglu_lab::gate::needed_profiles(&experiment, &old.record);
@@ -59,7 +58,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
         ..RunOptions::new("gate", false)
     };
     let name = format!("{}-gate", experiment.id);
-    let lab = args.places.lab()?;
+    let lab = args.places.dir.lab()?;
     let mut session = Session::begin(&name, &experiment, &new_store, &machine, &lab, &args.peers)?;
     let busy = swiglu_lab::quiet();
     if let (Some(advice), Some(found)) = (busy.advice, busy.found) {

@@ -41,7 +41,7 @@ fn document(entry: &Entry) -> Value {
 }
 
 pub(super) fn list(places: &PlaceArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let lab = places.lab()?;
+    let lab = places.dir.lab()?;
     let site = Site::gather(&lab, &places.records()?, &History::around(&lab))?;
     let document: Vec<Value> = site.experiments.iter().map(document).collect();
     terminal.print(&document, |_, terminal| table_of(&site.experiments, terminal))?;
@@ -91,14 +91,13 @@ pub(super) fn expect_none(refused: Vec<Refused>) -> anyhow::Result<()> {
     refused.into_iter().try_for_each(|refused| Err(refused.error.into()))
 }
 
-/// One experiment.
 pub(super) fn show(
     id: &str,
     places: &PlaceArgs,
     terminal: &mut Terminal,
 ) -> anyhow::Result<Verdict> {
     let experiment = Experiment::find(&places.experiments()?, id)?;
-    let entry = Entry::of(experiment, &places.records()?, &History::around(&places.lab()?))?;
+    let entry = Entry::of(experiment, &places.records()?, &History::around(&places.dir.lab()?))?;
     let Entry { experiment, verdict, records, ages, refused } = entry;
     expect_none(refused)?;
     let kept = |(opened, age): (&Opened, &Option<u64>)| {
@@ -161,7 +160,7 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
         let shown = out.display();
         bail!("--out {shown}: it is a file; expected a new or empty directory, or an old report");
     }
-    let lab = args.places.lab()?;
+    let lab = args.places.dir.lab()?;
     let site = Site::gather(&lab, &args.places.records()?, &History::around(&lab))?;
     let (mut said, mut index, mut measured, mut pages) = (String::new(), None, None, 0);
     let root = lab.parent().unwrap_or(Path::new(""));

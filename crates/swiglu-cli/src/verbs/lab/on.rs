@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::json;
-use swiglu_lab::Experiment;
-use swiglu_lab::executor::{ExecutorSpec, Job, JobEvent, Jobs, Merged, Outcome, Polled, Request};
-use swiglu_lab::record::{Opened, Store};
+use swiglu_lab::executor::{Job, JobEvent, Jobs, Merged, Outcome, Polled, Request};
+use swiglu_lab::record::Opened;
 
 use super::places::LabDirArgs;
-use super::request::{Named, RunArgs};
+use super::request::Asked;
 use crate::table::{Table, or_dash};
 use crate::terminal::{Terminal, Verdict, say, shown, stop_on_signals, tell};
 
@@ -22,23 +21,18 @@ const REMINDER: Duration = Duration::from_secs(60);
 
 /// Runs an experiment in a place; its record, or none if whoever waited left.
 pub(super) fn run(
-    args: &RunArgs,
-    experiment: &Experiment,
-    store: &Store,
-    jobs: &Jobs,
-    spec: &ExecutorSpec,
-    named: &Named,
+    Asked { args, lab, experiment, store, jobs, spec, .. }: &Asked<'_>,
+    run_id: &str,
     terminal: &Terminal,
 ) -> anyhow::Result<Option<Opened>> {
-    let lab = args.places.lab()?;
     let program = std::env::current_exe().context("the path of this program")?;
     let request = Request {
         experiment,
-        run_id: &named.run_id,
+        run_id,
         arguments: args.arguments(spec),
         program: &program,
-        lab: &lab,
-        peers: &args.peers.dir(&lab),
+        lab,
+        peers: &args.peers.dir(lab),
         store,
     };
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -61,7 +55,7 @@ pub(super) fn run(
         }
         _ => {}
     };
-    let name = format!("{}-{}", experiment.id, named.run_id);
+    let name = format!("{}-{run_id}", experiment.id);
     let lock = jobs.watch(&name)?;
     let mut job = jobs.submit(&lock, spec, &request, &mut watch)?;
     let outcome = job.follow(jobs, &lock, &interrupted, &mut watch);

@@ -35,7 +35,6 @@ impl LabDirArgs {
         format!("`swiglu lab {words}{}`", lab.collect::<String>())
     }
 
-    /// The lab's directory.
     pub(super) fn lab(&self) -> anyhow::Result<PathBuf> {
         if let Some(lab) = &self.lab {
             if !lab.join("experiments").is_dir() {
@@ -55,13 +54,8 @@ impl LabDirArgs {
 }
 
 impl PlaceArgs {
-    /// The lab's directory.
-    pub(super) fn lab(&self) -> anyhow::Result<PathBuf> {
-        self.dir.lab()
-    }
-
     pub(super) fn experiments(&self) -> anyhow::Result<PathBuf> {
-        Ok(self.lab()?.join("experiments"))
+        Ok(self.dir.lab()?.join("experiments"))
     }
 
     /// The records of something that reads them: a directory that was named must be there.
@@ -76,7 +70,7 @@ impl PlaceArgs {
     pub(super) fn store(&self) -> anyhow::Result<Store> {
         Ok(Store::new(match &self.records {
             Some(records) => records.clone(),
-            None => self.lab()?.join("records"),
+            None => self.dir.lab()?.join("records"),
         }))
     }
 }
@@ -94,7 +88,6 @@ pub(super) struct PeerArgs {
 }
 
 impl PeerArgs {
-    /// Where peers are.
     pub(super) fn dir(&self, lab: &Path) -> PathBuf {
         self.peers.clone().unwrap_or_else(|| lab.join("peers"))
     }

@@ -31,7 +31,7 @@ pub(super) struct ReadyArgs {
 
 pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     if let Some(place) = &args.on {
-        let spec = ExecutorSpec::find(place, &args.places.lab()?)?;
+        let spec = ExecutorSpec::find(place, &args.places.dir.lab()?)?;
         let checks = executor::readiness(&spec);
         let document = json!({ "ready": are_met(&checks), "checks": checks });
         terminal.print(&document, |_, terminal| print(checks.iter(), terminal))?;
@@ -62,20 +62,16 @@ fn checks(
     terminal: &Terminal,
 ) -> anyhow::Result<BTreeMap<String, Vec<Check>>> {
     let logs = Logs::of("ready")?;
-    let commands = peers.commands(&places.lab()?, logs.dir())?;
+    let commands = peers.commands(&places.dir.lab()?, logs.dir())?;
     let store = places.store()?;
     let mut readiness = Readiness::new(&commands, &store, &Locks::of_user()?)?;
-    let bar = terminal.bar(experiments.len() as u64);
-    let mut checked = BTreeMap::new();
-    for experiment in experiments {
-        let limit = Limits::default().hello.as_secs();
-        bar.set_message(format!("{}: a peer has {limit} s to answer", experiment.id));
+    let limit = Limits::default().hello.as_secs();
+    let message = |of: &&Experiment| format!("{}: a peer has {limit} s to answer", of.id);
+    let checked = terminal.each(experiments.iter(), message, |experiment| {
         let checks = readiness.of(experiment, &device(experiment.device, places)?);
-        checked.insert(experiment.id.clone(), checks);
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    Ok(checked)
+        Ok((experiment.id.clone(), checks))
+    })?;
+    Ok(checked.into_iter().collect())
 }
 
 /// The device that experiments of a kind measure.

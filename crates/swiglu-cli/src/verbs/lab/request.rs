@@ -1,11 +1,12 @@
 //! What a run of the lab is told, and which run that is.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use swiglu_lab::executor::{ENVIRONMENT, ExecutorKind, ExecutorSpec, Jobs};
-use swiglu_lab::record::{Opened, Store};
+use swiglu_lab::record::{Machine, Opened, Store};
 use swiglu_lab::{Experiment, RunOptions};
 
 use super::places::{PeerArgs, PlaceArgs};
@@ -95,30 +96,38 @@ impl RunArgs {
     }
 }
 
-/// What a run is called, and what there is of it.
-pub(super) struct Named {
-    pub(super) run_id: String,
-    pub(super) begun: Option<Opened>,
+/// A run that was asked for, with all that it is found by.
+pub(super) struct Asked<'a> {
+    pub(super) args: &'a RunArgs,
+    pub(super) lab: PathBuf,
+    pub(super) experiment: Experiment,
+    pub(super) machine: Machine,
+    pub(super) store: Store,
+    pub(super) jobs: Jobs,
+    pub(super) spec: ExecutorSpec,
 }
 
-impl Named {
-    /// The run that is asked for, on `machine` if it is this one.
-    pub(super) fn find(
-        args: &RunArgs,
-        experiment: &Experiment,
-        store: &Store,
-        jobs: &Jobs,
-        spec: &ExecutorSpec,
-        machine: &str,
-    ) -> anyhow::Result<Self> {
-        let (mut records, _) = store.of_experiment(&experiment.id)?;
+impl<'a> Asked<'a> {
+    pub(super) fn of(args: &'a RunArgs) -> anyhow::Result<Self> {
+        let lab = args.places.dir.lab()?;
+        let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
+        let machine = Machine::detect(experiment.device, args.machine.as_deref())?;
+        let store = args.places.store()?;
+        let (jobs, spec) = (Jobs::new(&lab), ExecutorSpec::find(&args.on, &lab)?);
+        Ok(Self { args, lab, experiment, machine, store, jobs, spec })
+    }
+
+    /// What it is called, and what there is of it, on this machine if it runs here.
+    pub(super) fn named(&self) -> anyhow::Result<(String, Option<Opened>)> {
+        let Self { args, experiment, spec, .. } = self;
+        let (mut records, _) = self.store.of_experiment(&experiment.id)?;
         let local = spec.kind == ExecutorKind::Local;
-        records.retain(|opened| !local || opened.record.machine.name == machine);
-        let jobs: Vec<_> =
-            jobs.all()?.into_iter().filter(|job| job.experiment == experiment.id).collect();
+        records.retain(|opened| !local || opened.record.machine.name == self.machine.name);
+        let mut jobs = self.jobs.all()?;
+        jobs.retain(|job| job.experiment == experiment.id);
         let run_id = match (&args.run_id, args.resume) {
             (Some(given), _) => given.clone(),
-            (None, false) => spec.run_name(&args.places.lab()?, |name| {
+            (None, false) => spec.run_name(&self.lab, |name| {
                 records.iter().any(|opened| opened.record.run_id == name)
                     || jobs.iter().any(|job| job.run_id == name)
             }),
@@ -160,6 +169,6 @@ impl Named {
                 experiment.id
             );
         }
-        Ok(Self { run_id, begun })
+        Ok((run_id, begun))
     }
 }

@@ -7,33 +7,30 @@ use std::io::Write;
 use anyhow::Context;
 use serde_json::json;
 use swiglu::{CpuOptions, Device};
-use swiglu_lab::executor::{ExecutorKind, ExecutorSpec, Jobs};
+use swiglu_lab::executor::ExecutorKind;
 use swiglu_lab::profile::{Ceilings, Ncu, NcuError, count};
-use swiglu_lab::record::{Executed, Machine, Opened, QUICK, Record, Store};
+use swiglu_lab::record::{Executed, Opened, QUICK, Record, Store};
 use swiglu_lab::{
-    CaseOp, DeviceKind, Experiment, Finished, ProfileDef, ResultEntry, Role, RunOptions, Status,
-    Verdict as LabVerdict,
+    Case, CaseOp, DeviceKind, Experiment, Finished, ProfileDef, ResultEntry, Role, RunOptions,
+    Status, Verdict as LabVerdict,
 };
 
 use super::on;
 use super::places::OWN;
-use super::request::{Named, RunArgs};
+use super::request::{Asked, RunArgs};
 use super::session::{Session, expect_optimised};
 use crate::ceilings;
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, say, stop_on_signals};
 
 pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
-    let lab = args.places.lab()?;
-    let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
-    let machine = Machine::detect(experiment.device, args.machine.as_deref())?;
-    let store = args.places.store()?;
-    let (jobs, spec) = (Jobs::new(&lab), ExecutorSpec::find(&args.on, &lab)?);
-    let named = Named::find(args, &experiment, &store, &jobs, &spec, &machine.name)?;
-    let options = args.options(&named.run_id);
-    options.validate(&experiment)?;
+    let asked = Asked::of(args)?;
+    let experiment = &asked.experiment;
+    let (run_id, begun) = asked.named()?;
+    let options = args.options(&run_id);
+    options.validate(experiment)?;
     if !args.quick {
-        let begun = named.begun.iter().flat_map(|opened| &opened.record.results);
+        let begun = begun.iter().flat_map(|opened| &opened.record.results);
         // What a case had is measured again beside what is missing.
         let had: BTreeSet<&str> = begun.map(|entry| entry.profile.as_str()).collect();
         let measured = |p: &&ProfileDef| {
@@ -42,44 +39,38 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
         };
         expect_optimised(experiment.profiles.iter().filter(measured))?;
     }
-    let opened = match spec.kind {
-        ExecutorKind::Local => here(args, &experiment, &store, &machine, options, terminal)?,
-        _ => on::run(args, &experiment, &store, &jobs, &spec, &named, terminal)?,
+    let opened = match asked.spec.kind {
+        ExecutorKind::Local => here(&asked, options, terminal)?,
+        _ => on::run(&asked, &run_id, terminal)?,
     };
     let Some(opened) = opened else { return Ok(Verdict::Unfinished) };
     let record = &opened.record;
-    let verdict = LabVerdict::of(&experiment, std::slice::from_ref(&opened));
+    let verdict = LabVerdict::of(experiment, std::slice::from_ref(&opened));
     // What this process is has no name.
-    let here = Executed { resumed: named.begun.is_some().into(), ..Executed::default() };
+    let here = Executed { resumed: begun.is_some().into(), ..Executed::default() };
     let executor = record.executor.as_ref().unwrap_or(&here);
     let document = json!({ "record": record, "verdict": verdict, "executor": executor });
-    terminal.print(&document, |_, terminal| show(&experiment, &opened, &verdict, terminal))?;
+    terminal.print(&document, |_, terminal| show(experiment, &opened, &verdict, terminal))?;
     let ours = |entry: &&ResultEntry| {
         experiment.profile(&entry.profile).is_some_and(|p| p.role == Role::Ours)
     };
-    let wrong = record
-        .results
-        .iter()
-        .filter(ours)
-        .any(|entry| matches!(entry.status, Status::FailedVerification | Status::Failed));
+    let wrong =
+        |entry: &ResultEntry| matches!(entry.status, Status::FailedVerification | Status::Failed);
+    let wrong = record.results.iter().filter(ours).any(wrong);
     let measured = record.results.iter().any(|entry| entry.status == Status::Ok);
     Ok(Verdict::from_passed(!wrong && measured))
 }
 
 /// Runs in this process; none if it was asked to stop before the end.
 fn here(
-    args: &RunArgs,
-    experiment: &Experiment,
-    store: &Store,
-    machine: &Machine,
+    Asked { args, lab, experiment, machine, store, .. }: &Asked<'_>,
     mut options: RunOptions,
     terminal: &Terminal,
 ) -> anyhow::Result<Option<Opened>> {
-    let lab = args.places.lab()?;
-    options.executor = Executed::detect(&lab)?;
+    options.executor = Executed::detect(lab)?;
     stop_on_signals(&options.stop, "this case, which is kept")?;
     let name = format!("{}-{}", experiment.id, options.run_id);
-    let mut session = Session::begin(&name, experiment, store, machine, &lab, &args.peers)?;
+    let mut session = Session::begin(&name, experiment, store, machine, lab, &args.peers)?;
     let mut finished = session.watched(&options, terminal)?;
     if finished.stopped {
         say(format!("stopped: --run-id {} --resume goes on", options.run_id));
@@ -150,8 +141,7 @@ fn reasons(record: &Record) -> BTreeMap<(&str, &str), Vec<&str>> {
     reasons
 }
 
-/// The ceilings that bind the cases of an experiment; none of a device that peers can use and this program
-/// cannot: the run stands without.
+/// The ceilings that bind the cases; none of a device that peers can use and this program cannot.
 fn ceilings_of(experiment: &Experiment, quick: bool) -> Option<Ceilings> {
     let device = match experiment.device {
         DeviceKind::Cpu => Device::cpu_with(CpuOptions::default()),
@@ -192,14 +182,12 @@ fn complete(
             })
             .collect();
         let ncu = counters_of(experiment.device);
-        let bar = terminal.bar(pairs.len() as u64);
-        let mut counted = Vec::new();
-        for (case, profile) in pairs {
-            bar.set_message(format!("counting {} of {}", profile.id, case.key()));
-            counted.push(count(&ncu, own, case, profile, record.protocol.seed));
-            bar.inc(1);
-        }
-        bar.finish_and_clear();
+        let message = |(case, profile): &(&Case, &ProfileDef)| {
+            format!("counting {} of {}", profile.id, case.key())
+        };
+        let counted = terminal.each(pairs.into_iter(), message, |(case, profile)| {
+            Ok(count(&ncu, own, case, profile, record.protocol.seed))
+        })?;
         changed |= !counted.is_empty();
         record.profiling.extend(counted);
     }

@@ -18,8 +18,7 @@ use tempfile::TempDir;
 use super::places::{OUR_PEERS, PeerArgs};
 use crate::terminal::{Terminal, say, tell};
 
-/// What runs on this machine have in common. As long as it is there no other process of this user measures
-/// the same.
+/// What runs on this machine share. While it is there no other process of this user measures the same.
 pub(super) struct Session<'a> {
     experiment: &'a Experiment,
     store: &'a Store,
@@ -153,8 +152,7 @@ pub(super) fn expect_optimised<'a>(
     Ok(())
 }
 
-/// What the peers of a run write to standard error: removed with this, or kept where it may tell why
-/// something failed.
+/// What the peers of a run write to standard error: kept where it may tell why something failed.
 pub(super) struct Logs(TempDir);
 
 impl Logs {

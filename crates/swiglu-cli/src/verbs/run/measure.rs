@@ -25,19 +25,14 @@ use crate::weights::decoded;
 type Storage<'w, T> = Result<Params<'w, T>, Option<String>>;
 
 pub(super) struct Measurement<'a> {
-    args: &'a RunArgs,
-    subject: &'a Subject,
-    device: &'a Device,
-    /// The oracle's result for weights and inputs as they are stored, of the rows that are
-    /// compared with a reference file; made when first needed.
-    exact: Option<Matrix<f64>>,
+    pub(super) args: &'a RunArgs,
+    pub(super) subject: &'a Subject,
+    pub(super) device: &'a Device,
+    /// The oracle's result for what is stored, of the rows that are compared with a file; made when needed.
+    pub(super) exact: Option<Matrix<f64>>,
 }
 
-impl<'a> Measurement<'a> {
-    pub(super) fn new(args: &'a RunArgs, subject: &'a Subject, device: &'a Device) -> Self {
-        Self { args, subject, device, exact: None }
-    }
-
+impl Measurement<'_> {
     pub(super) fn report<T: Element>(
         &mut self,
         output: Option<&FilePath>,
@@ -65,8 +60,7 @@ impl<'a> Measurement<'a> {
             check.expect_representable::<T>()?;
         }
         let mut error = self.judge(&check, &y)?;
-        // What speed is compared with computes the same, on elements: a fast wrong result would make a meaningless
-        // ratio.
+        // What speed is compared with computes the same: a fast wrong result makes a meaningless ratio.
         let (_, other, its_check) = self.compute(&params, &unfused, x.view())?;
         if let Some(why) = its_check.exceeded(&its_check.judge(other.view())?) {
             error.fail(format!("the unfused way, which time is compared with: {why}"));
@@ -152,8 +146,7 @@ impl<'a> Measurement<'a> {
         }
     }
 
-    /// The result of a layer, and what it is to be. A path that passes gate and up through memory rounds them, and is
-    /// judged as such.
+    /// The result of a layer, and what it is to be, by the roundings of its plan.
     fn compute<T: Element>(
         &self,
         params: &Params<'_, T>,
@@ -260,8 +253,7 @@ impl<'a> Measurement<'a> {
     }
 }
 
-/// Calls of a layer, or steps of it back from a gradient of the result, with data of their own. On a device they are
-/// resident, and come from beyond its cache.
+/// Calls of a layer, or steps back from a gradient, over their own data: on a device from beyond its cache.
 fn timed<'a, T: Element>(
     device: &Device,
     params: &Params<'_, T>,
@@ -331,8 +323,7 @@ fn rounded_away(error: CoreError, dtype: DType) -> anyhow::Error {
     }
 }
 
-/// The first element that is no finite number where another one is expected, or the reverse: an error
-/// that has no size.
+/// The first element that is not finite where one is expected, or the reverse: an error without a size.
 fn unlike<T: Element>(rows: &[usize], part: &Matrix<T>, expected: &Matrix<f64>) -> Option<String> {
     let pairs = part.as_slice().iter().map(|v| v.to_f64()).zip(expected.as_slice().iter().copied());
     let like =

@@ -22,12 +22,10 @@ use crate::inputs;
 use crate::terminal::{Terminal, Verdict};
 use crate::weights::WeightArgs;
 use measure::Measurement;
-use report::Report;
 
 /// Turns that are taken even if the time is spent.
 const MIN_TURNS: usize = 3;
 
-/// A layer that is part of this program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Fixture {
     /// SmolLM2-135M, block 28, Q4_1, with large outliers
@@ -122,8 +120,7 @@ impl RunArgs {
         Ok(())
     }
 
-    /// The layers of this program have activations of a real text as their input: nothing of it is
-    /// random.
+    /// Refuses options of random input where a layer of this program comes with a real one.
     fn expect_random_input(&self) -> anyhow::Result<()> {
         let given = self.tokens.map(|n| format!("--tokens {n}"));
         let given = given.or(self.seed.map(|n| format!("--seed {n}")));
@@ -136,8 +133,7 @@ impl RunArgs {
         Ok(())
     }
 
-    /// The element types to run, the one that results are written in first: the one asked for;
-    /// for an embedded layer all of them; for a file the one it stores.
+    /// The element types to run: the one asked for, of a file the one it stores, else all, the stored one first.
     fn dtypes(&self, stored: DType) -> Vec<DType> {
         match (self.math.dtype, &self.weights.weights) {
             (Some(dtype), _) => vec![dtype],
@@ -157,16 +153,12 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     let device = args.device.open()?;
     let subject = Subject::open(args)?;
     let dtypes = args.dtypes(subject.weights.resolved_dtype());
-    let bar = terminal.bar(dtypes.len() as u64);
-    let mut measurement = Measurement::new(args, &subject, &device);
-    let mut reports: Vec<Report> = Vec::new();
-    for (i, &dtype) in dtypes.iter().enumerate() {
-        bar.set_message(format!("{dtype}: computing, verifying, timing"));
+    let mut measurement = Measurement { args, subject: &subject, device: &device, exact: None };
+    let message = |(_, dtype): &(usize, &DType)| format!("{dtype}: computing, verifying, timing");
+    let reports = terminal.each(dtypes.iter().enumerate(), message, |(i, &dtype)| {
         let output = args.output.as_deref().filter(|_| i == 0);
-        reports.push(with_dtype!(dtype, T => measurement.report::<T>(output))?);
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
+        with_dtype!(dtype, T => measurement.report::<T>(output))
+    })?;
     report::print(terminal, &subject, &device, &reports)?;
     if let (Some(path), Some(first), false) = (&args.output, dtypes.first(), terminal.json) {
         let written = format!("output    {}: the result in {first}\n", path.display());
