@@ -129,7 +129,6 @@ pub(crate) struct MathArgs {
     pub(crate) activation: Option<Activation>,
 }
 
-/// The help of `--activation`.
 pub(crate) fn activations() -> String {
     format!("The activation: {ACTIVATION_NAMES} [default: that of the model, else swiglu]")
 }
@@ -208,6 +207,14 @@ pub(crate) fn expect_quantized(
     let Some(op) = case.op.op() else { return Ok(()) };
     let option = || format!("--weights-type {kind}");
     device.expect_quantized(op, case.dtype, kind).with_context(option)
+}
+
+/// Refuses `--hidden` for what has no weights.
+pub(crate) fn expect_no_hidden(op: CaseOp, hidden: Option<usize>) -> anyhow::Result<()> {
+    match hidden.filter(|_| !op.has_weights()) {
+        Some(k) => bail!("--hidden {k}: the {op} has no weights and no hidden size; leave it out"),
+        None => Ok(()),
+    }
 }
 
 /// A number of rows or columns of a problem that is made up.

@@ -19,8 +19,7 @@ pub(crate) fn is_quick(seconds: f64) -> bool {
 }
 
 /// The ceilings that bind an operation on a device. A shared host gives now more bandwidth, now less: the
-/// best of some measurements is the limit, each of a tenth of a second. A quick look is none at the ceilings
-/// either.
+/// best of some measurements is the limit, but for a quick look, each of a tenth of a second.
 pub(crate) fn of(device: &Device, op: CaseOp, quick: bool) -> swiglu::Result<Ceilings> {
     let ceiling = |name: &str, per_second| Ceiling { name: name.into(), per_second };
     let cpu = match device {
@@ -52,8 +51,7 @@ pub(crate) fn of(device: &Device, op: CaseOp, quick: bool) -> swiglu::Result<Cei
     Ok(Ceilings { memory: Some(memory), compute, ..Ceilings::default() })
 }
 
-/// The same with what depends on the size of a case and on its activation. Of a CUDA device neither is
-/// measured.
+/// The same with what depends on the size of a case and on its activation, on the CPU.
 pub(crate) fn with_case(
     ceilings: Ceilings,
     device: &Device,

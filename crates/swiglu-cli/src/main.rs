@@ -199,26 +199,23 @@ mod tests {
                 panic!("{line}: {error}");
             }
         }
-        let mut commands = vec![(String::new(), Cli::command())];
-        while let Some((path, command)) = commands.pop() {
-            for argument in command.get_arguments() {
-                let Some(long) = argument.get_long() else { continue };
-                let is_number = |name: &clap::builder::Str| {
-                    ["N", "M", "K", "H", "S", "E", "MINUTES", "FRACTION", "K,H[,M,...]", "M,K,H"]
-                        .contains(&name.as_str())
-                };
-                let numbers =
-                    argument.get_value_names().is_some_and(|names| names.iter().any(is_number));
-                let tried = |line: &&str| {
-                    format!("{line} ").starts_with(path.trim_start())
-                        && format!("{line} ").replace('=', " ").contains(&format!(" --{long} "))
-                };
-                assert!(!numbers || lines.iter().any(tried), "{path}--{long}");
-            }
-            let inner = command.get_subcommands();
-            commands.extend(inner.map(|sub| {
-                (format!("{path} {} ", sub.get_name()).replace("  ", " "), sub.clone())
-            }));
+        expect_tried("", &Cli::command(), &lines);
+    }
+
+    /// Every option that takes numbers is in one of the lines.
+    fn expect_tried(path: &str, command: &Command, lines: &[&str]) {
+        let names = ["N", "M", "K", "H", "S", "E", "MINUTES", "FRACTION", "K,H[,M,...]", "M,K,H"];
+        let is_number = |name: &clap::builder::Str| names.contains(&name.as_str());
+        let is_number =
+            |arg: &&Arg| arg.get_value_names().is_some_and(|of| of.iter().any(is_number));
+        for long in command.get_arguments().filter(is_number).filter_map(Arg::get_long) {
+            let words = |line: &str| format!("{line} ").replace('=', " ");
+            let tried =
+                |line: &str| line.starts_with(path) && words(line).contains(&format!(" --{long} "));
+            assert!(lines.iter().any(|line| tried(line)), "{path}--{long}");
+        }
+        for inner in command.get_subcommands() {
+            expect_tried(&format!("{path}{} ", inner.get_name()), inner, lines);
         }
     }
 }

@@ -67,8 +67,7 @@ pub(crate) struct Passes<'a> {
 }
 
 impl<'a> Passes<'a> {
-    /// Calls everything once, and captures it for a graph. All that the calls use lives as long as
-    /// `enqueue`.
+    /// Calls everything once, and captures it for a graph. All that calls use lives as long as `enqueue`.
     pub(crate) fn new(
         stream: Stream,
         copies: usize,

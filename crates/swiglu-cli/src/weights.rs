@@ -11,7 +11,6 @@ use swiglu_lab::CaseOp;
 
 use crate::args::whole;
 
-/// A layer in a file.
 #[derive(Debug, Clone, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Weights")]
@@ -85,7 +84,6 @@ struct NameArgs {
     down_bias_name: Option<String>,
 }
 
-/// What it is set by.
 type Switch = fn(&mut LoadOptions) -> &mut bool;
 
 /// Options that mean nothing to a layer which is read without them, and what they are for.

@@ -102,16 +102,12 @@ struct Way {
 pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
     args.lab.expect_places(args.measure)?;
     let device = args.device.open()?;
-    let (case, problem, why_decoded) = match args.weights.load()? {
-        Some(weights) => {
-            let (problem, why_decoded) = of_file(args, weights, &device)?;
-            (None, problem, why_decoded)
-        }
-        None => {
-            let case = args.case(&device)?;
-            let Some(problem) = case.problem() else { bail!("{case}: nothing plans it") };
-            (Some(case), problem, None)
-        }
+    let weights = args.weights.load()?;
+    let case = weights.is_none().then(|| args.case(&device)).transpose()?;
+    let (problem, why_decoded) = match (weights, case.as_ref().and_then(Case::problem)) {
+        (Some(weights), _) => of_file(args, weights, &device)?,
+        (None, Some(problem)) => (problem, None),
+        (None, None) => bail!("{}: nothing plans it", args.op),
     };
     let explained = |problem: Problem| {
         let explanation = device.explain(problem, None);
@@ -202,7 +198,6 @@ fn of_file(
 }
 
 impl ExplainArgs {
-    /// The problem of a shape.
     fn case(&self, device: &Device) -> anyhow::Result<Case> {
         let of_a_file = self.decode_weights.then(|| "--decode-weights".to_owned());
         if let Some(option) = of_a_file.or_else(|| self.weights.of_a_file()) {
@@ -211,14 +206,9 @@ impl ExplainArgs {
                  --intermediate, or leave it out"
             );
         }
-        match (self.hidden, self.op) {
-            (Some(k), CaseOp::Activation) => bail!(
-                "--hidden {k}: the activation has no weights and no hidden size; leave it out"
-            ),
-            (None, op) if op.has_weights() => {
-                bail!("--hidden: expected K, the input features, or --weights FILE")
-            }
-            _ => {}
+        args::expect_no_hidden(self.op, self.hidden)?;
+        if self.hidden.is_none() && self.op.has_weights() {
+            bail!("--hidden: expected K, the input features, or --weights FILE");
         }
         let shape = [self.m, self.hidden.unwrap_or(0), self.intermediate.unwrap_or(0)];
         let dtype = self.math.dtype.unwrap_or(DType::F32);
@@ -243,16 +233,14 @@ impl ExplainArgs {
         if let (Some(orientation), CaseOp::Activation) = (orientation, self.op) {
             bail!("--orientation {orientation}: the activation has no weights; leave it out");
         }
-        let default = WeightLayout::HF;
         let layout = WeightLayout {
-            orientation: orientation.unwrap_or(default.orientation),
-            arrangement: arrangement.unwrap_or(default.arrangement),
+            orientation: orientation.unwrap_or(WeightLayout::HF.orientation),
+            arrangement: arrangement.unwrap_or(WeightLayout::HF.arrangement),
         };
         layout.arrangement.validate(intermediate)?;
-        let interleaved = matches!(layout.arrangement, Arrangement::Interleaved { .. });
-        if let Some(kind) =
-            self.weights_type.filter(|_| layout.orientation == Orientation::InOut || interleaved)
-        {
+        let split = matches!(layout.arrangement, Arrangement::Interleaved { .. })
+            || layout.orientation == Orientation::InOut;
+        if let Some(kind) = self.weights_type.filter(|_| split) {
             bail!(
                 "--weights-type {kind} as {layout}: quantised weights run along the inputs, with gate and \
                  up each in one piece; expected --orientation out-in, and --arrangement separate, gate-first \
@@ -283,20 +271,16 @@ impl ExplainArgs {
                 let reason = result.reason.as_deref().unwrap_or("no reason was given");
                 bail!("{}: {}: {reason}", result.profile, result.status);
             };
-            let mut kernels = Vec::new();
-            if ncu.is_ok() {
-                let counted = count(&ncu, &own, &case, definition, SEED);
-                measured.no_counters = measured.no_counters.or(counted.reason);
-                kernels = counted.kernels;
-            }
-            measured.ways.push(Way { result: result.clone(), analysis, kernels });
+            // Without the profiler, only the reason.
+            let counted = count(&ncu, &own, &case, definition, SEED);
+            measured.no_counters = measured.no_counters.or(counted.reason);
+            measured.ways.push(Way { result: result.clone(), analysis, kernels: counted.kernels });
         }
         Ok(measured)
     }
 }
 
 impl Measured {
-    /// The least median of the ways.
     fn least_us(&self) -> Option<f64> {
         let medians = self.ways.iter().filter_map(|way| Some(way.result.summary?.median));
         medians.min_by(f64::total_cmp)

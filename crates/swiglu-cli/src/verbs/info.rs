@@ -132,7 +132,6 @@ fn cuda(probe: bool, lines: &mut Lines) -> Value {
     })
 }
 
-/// A device, or why it cannot be used.
 fn device(ordinal: usize, probe: bool, said: &mut Vec<String>) -> Value {
     let cuda = match Cuda::new(ordinal) {
         Ok(cuda) => cuda,

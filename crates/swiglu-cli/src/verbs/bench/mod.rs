@@ -91,23 +91,30 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result
         };
         return host::bench(cuda, args.seconds, terminal);
     }
-    if let (Some(op), Some(k)) = (args.op.filter(|op| !op.has_weights()), args.hidden) {
-        bail!("--hidden {k}: the {op} has no weights and no hidden size; leave it out");
-    }
+    args.op.map_or(Ok(()), |op| args::expect_no_hidden(op, args.hidden))?;
     let cases = args.cases(&device)?;
     let options = args.device.peer_options()?;
-    let (mut limits, mut rows) = (Vec::new(), Vec::<Row>::new());
-    let beside = |case: &Case| profiles(&args.backend, case);
-    let all = |case: &Case| [ways(case, &options, ""), beside(case)].concat();
-    args.measure(&cases, &device, all, &mut limits, &mut rows, terminal)?;
+    let mut runs = vec![(device.clone(), options.clone(), "", &args.backend[..])];
     // For the goals also one thread alone.
     let is_goals = args.op.is_none() && args.suite == Suite::Goals;
     if is_goals && args.device.threads.is_none() && device.threads() > 1 {
         let one = CpuOptions::default().with_isa(args.device.isa).with_threads(1);
-        let (single, options) =
-            (Device::cpu_with(one)?, adhoc::with(options, &json!({ "threads": 1 })));
-        let alone = |case: &Case| ways(case, &options, ", 1 thread");
-        args.measure(&cases, &single, alone, &mut limits, &mut rows, terminal)?;
+        let options = adhoc::with(options, &json!({ "threads": 1 }));
+        runs.push((Device::cpu_with(one)?, options, ", 1 thread", &[]));
+    }
+    let (mut limits, mut rows) = (Vec::new(), Vec::<Row>::new());
+    for (device, options, suffix, backends) in &runs {
+        let all = |case: &Case| [ways(case, options, suffix), profiles(backends, case)].concat();
+        // Cases with the same ways are one run: each peer is started once.
+        for cases in cases.chunk_by(|a, b| all(a) == all(b)) {
+            let experiment = adhoc::experiment(cases.to_vec(), all(&cases[0]));
+            let mut record = args.lab.measure(&experiment, args.seconds, terminal)?;
+            for case in cases {
+                // Each beside what the device can do.
+                record.ceilings = Some(limits_of(&mut limits, device, case, args.seconds)?);
+                rows.extend(report::rows(&experiment, &record, case));
+            }
+        }
     }
     // What of ours was not computed right is a failure; if nothing was computed, it is an error.
     let ours = || rows.iter().filter(|row| row.ours);
@@ -160,28 +167,6 @@ fn limits_of(
 }
 
 impl BenchArgs {
-    /// Measures cases on a device by their ways, each beside what the device can do.
-    fn measure(
-        &self,
-        cases: &[Case],
-        device: &Device,
-        profiles: impl Fn(&Case) -> Vec<ProfileDef>,
-        limits: &mut Vec<Limits>,
-        rows: &mut Vec<Row>,
-        terminal: &Terminal,
-    ) -> anyhow::Result<()> {
-        // Cases with the same ways are one run: each peer is started once.
-        for cases in cases.chunk_by(|a, b| profiles(a) == profiles(b)) {
-            let experiment = adhoc::experiment(cases.to_vec(), profiles(&cases[0]));
-            let mut record = self.lab.measure(&experiment, self.seconds, terminal)?;
-            for case in cases {
-                record.ceilings = Some(limits_of(limits, device, case, self.seconds)?);
-                rows.extend(report::rows(&experiment, &record, case));
-            }
-        }
-        Ok(())
-    }
-
     fn cases(&self, device: &Device) -> anyhow::Result<Vec<Case>> {
         let mut cases = match self.op {
             None => self.suite.cases(args::kind(device))?,
@@ -224,7 +209,6 @@ impl BenchArgs {
     }
 }
 
-/// A backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Backend {
     /// Every one; those that are not installed say so
@@ -243,8 +227,7 @@ enum Backend {
     Copy,
 }
 
-/// The profiles of backends for a case. Those that never run on a device have a row there too, in which
-/// they say so.
+/// The profiles of backends for a case; also of those that never run on its device, which say so.
 fn profiles(backends: &[Backend], case: &Case) -> Vec<ProfileDef> {
     use Backend::{Copy, Ggml, Liger, Quack, Torch, Triton};
     use Role::{Baseline, Ceiling, Peer};
@@ -298,7 +281,6 @@ fn profiles(backends: &[Backend], case: &Case) -> Vec<ProfileDef> {
     wanted.map(profile).collect()
 }
 
-/// A list of cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
     /// One of each kind, in under a minute
@@ -309,26 +291,20 @@ enum Suite {
     Host,
 }
 
-const CPU_QUICK: &str = include_str!("suites/cpu-quick.toml");
-const CPU_GOALS: &str = include_str!("suites/cpu-goals.toml");
-const CUDA_QUICK: &str = include_str!("suites/cuda-quick.toml");
-const CUDA_GOALS: &str = include_str!("suites/cuda-goals.toml");
-
 impl Suite {
     /// The cases for a device; none of what the host spends, which is measured otherwise.
     fn cases(self, device: DeviceKind) -> swiglu_lab::Result<Vec<Case>> {
-        let suites: &[&str] = match (self, device) {
-            (Suite::Quick, DeviceKind::Cpu) => &[CPU_QUICK],
-            (Suite::Goals, DeviceKind::Cpu) => &[CPU_GOALS],
-            (Suite::Quick, DeviceKind::Cuda) => &[CUDA_QUICK],
-            (Suite::Goals, DeviceKind::Cuda) => &[CUDA_QUICK, CUDA_GOALS],
-            (Suite::Host, _) => &[],
+        let quick = include_str!("suites/cuda-quick.toml");
+        let suites = match (self, device) {
+            (Suite::Quick, DeviceKind::Cpu) => vec![include_str!("suites/cpu-quick.toml")],
+            (Suite::Goals, DeviceKind::Cpu) => vec![include_str!("suites/cpu-goals.toml")],
+            (Suite::Quick, DeviceKind::Cuda) => vec![quick],
+            (Suite::Goals, DeviceKind::Cuda) => vec![quick, include_str!("suites/cuda-goals.toml")],
+            (Suite::Host, _) => Vec::new(),
         };
-        let mut cases = Vec::new();
-        for suite in suites {
-            cases.extend(Case::read_sweeps(suite, Path::new("a suite of bench"), device)?);
-        }
-        Ok(cases)
+        let read = |suite| Case::read_sweeps(suite, Path::new("a suite of bench"), device);
+        let cases: Vec<_> = suites.into_iter().map(read).collect::<Result<_, _>>()?;
+        Ok(cases.concat())
     }
 }
 

@@ -66,7 +66,6 @@ fn shape(s: &str) -> Result<Shape, CoreError> {
 pub(super) type Layer = (Problem, Option<Vec<usize>>);
 
 impl Layers {
-    /// Those that were asked for.
     pub(super) fn named(&self) -> anyhow::Result<Vec<Layer>> {
         let of_size = |model: &String| named(model).is_some();
         if self.bias && self.shape.is_empty() && !self.models.iter().any(of_size) {
@@ -149,7 +148,6 @@ fn quantized(contents: &Contents, (op, dtype): (Op, DType)) -> Option<QuantizedT
     computed.then(|| QuantizedTypes::new(types[0], Some(types[1])))
 }
 
-/// Each variant where it comes first.
 pub(super) fn once_each(kernels: impl Iterator<Item = NamedVariant>) -> Vec<NamedVariant> {
     let mut seen: HashSet<Variant> = HashSet::new();
     kernels.filter(|kernel| seen.insert(kernel.variant)).collect()

@@ -112,8 +112,7 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
     Ok(verdict)
 }
 
-/// Compiles kernels for a device into the cache that it looks into, on all processors. What does not compile is said where it
-/// is launched.
+/// Compiles kernels into the cache that a device looks into. What does not compile is said where it is launched.
 pub(super) fn compile(
     arch: Arch,
     kernels: impl Iterator<Item = NamedVariant>,
