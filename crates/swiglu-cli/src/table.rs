@@ -1,7 +1,5 @@
 //! Tables for people, and the numbers in them, which are those of the lab.
 
-use std::io::Write;
-
 use comfy_table::{Attribute, Cell, CellAlignment, Color, presets};
 use swiglu_lab::format::DASH;
 pub(crate) use swiglu_lab::format::{error, interval, number, quartiles, ratio, time};

@@ -1,6 +1,6 @@
 //! Standard output, the progress on standard error, and how the program ends.
 
-use std::fmt::Display;
+use std::fmt::{Arguments, Display};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Read, Stdout, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -161,6 +161,11 @@ impl Terminal {
             show(found, self)?;
         }
         Ok(Verdict::Passed)
+    }
+
+    /// What `write!` and `writeln!` call, so that nobody who writes imports a trait.
+    pub(crate) fn write_fmt(&mut self, text: Arguments<'_>) -> anyhow::Result<()> {
+        Ok(Write::write_fmt(self, text)?)
     }
 
     /// Says what begins and takes long, where a bar would not be seen.

@@ -1,8 +1,6 @@
 //! `swiglu explain`: how a problem would be computed, and what it costs at least; with `--measure` where
 //! the time of a call goes, and what would make it shorter.
 
-use std::io::Write;
-
 use anyhow::bail;
 use clap::Args;
 use serde::Serialize;

@@ -1,6 +1,5 @@
 //! `swiglu info`: this program, this processor, CUDA devices and libraries: what is here, or why not.
 
-use std::io::Write;
 use std::path::Path;
 
 use clap::Args;
@@ -74,14 +73,14 @@ fn features() -> Vec<&'static str> {
     {
         macro_rules! detected {
             ($($name:tt)*) => {
-                [$(($name, is_x86_feature_detected!($name))),*]
+                [$(is_x86_feature_detected!($name).then_some($name)),*]
             };
         }
         let all = detected!(
             "sse4.2" "avx" "avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512dq" "avx512vl"
             "avx512bf16" "avx512fp16" "avx512vnni"
         );
-        all.into_iter().filter(|&(_, has)| has).map(|(name, _)| name).collect()
+        all.into_iter().flatten().collect()
     }
     #[cfg(not(target_arch = "x86_64"))]
     Vec::new()
@@ -101,10 +100,7 @@ fn cuda(probe: bool, lines: &mut Lines) -> Value {
     let mut said = Vec::new();
     let (devices, none) = match Cuda::device_count() {
         Ok(0) => (Vec::new(), Some(CudaError::NoDevice.to_string())),
-        Ok(count) => {
-            let device = |ordinal| device(ordinal, probe, &mut said);
-            ((0..count).map(device).collect(), None)
-        }
+        Ok(count) => ((0..count).map(|at| device(at, probe, &mut said)).collect(), None),
         Err(error) => (Vec::new(), Some(brief(&error))),
     };
     said.extend(none.iter().map(|why| format!("no device: {why}")));
@@ -180,14 +176,10 @@ fn rate_lines(rates: &Calibration) -> impl Iterator<Item = String> {
     rates.each().into_iter().zip(units).map(|((name, rate), (scale, unit))| {
         let Rate { prior, measured, refused, .. } = rate;
         let value = |value: f64| number(value * scale);
-        match (measured, refused) {
-            (Some(measured), _) => {
-                format!("{name} {} {unit}, expected {}", value(*measured), value(*prior))
-            }
-            (None, why) => {
-                let why = why.as_deref().unwrap_or("not measured");
-                format!("{name} expected {} {unit}: {why}", value(*prior))
-            }
+        let (prior, why) = (value(*prior), refused.as_deref().unwrap_or("not measured"));
+        match measured {
+            Some(measured) => format!("{name} {} {unit}, expected {prior}", value(*measured)),
+            None => format!("{name} expected {prior} {unit}: {why}"),
         }
     })
 }
@@ -202,12 +194,9 @@ fn library(
         (path, found) = (Some(loaded.path.clone()), Some(loaded.how));
         version()
     });
-    let (version, missing) = match version {
-        Ok(version) => (version, None),
-        Err(error) => (None, Some(brief(&error))),
-    };
-    let name = [Some(library.to_string()), version.clone()].into_iter().flatten();
-    let name = name.collect::<Vec<_>>().join(" ");
+    let missing = version.as_ref().err().map(brief);
+    let version = version.ok().flatten();
+    let name = version.as_ref().map_or_else(|| library.to_string(), |v| format!("{library} {v}"));
     let line = match (&missing, &path) {
         (Some(why), _) => why.clone(),
         (None, Some(path)) => format!("{name}: {}", path.display()),

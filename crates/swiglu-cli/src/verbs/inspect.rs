@@ -1,6 +1,5 @@
 //! `swiglu inspect`: what a model holds, without computing.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;

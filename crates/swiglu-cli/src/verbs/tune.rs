@@ -2,7 +2,6 @@
 //! problem every way is verified, then those that are right are timed in turns.
 
 use std::cell::RefCell;
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -137,7 +136,7 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
         if let Some(replaced) = &replaced {
             writeln!(terminal, "the record that was there is replaced: {replaced}")?;
         }
-        Ok(writeln!(terminal, "kept in {record}")?)
+        writeln!(terminal, "kept in {record}")
     })?;
     // Every way that could be tried gave the right result.
     let unsound = |t: &Trial| matches!(t.outcome, Outcome::Wrong { .. } | Outcome::Failed { .. });
@@ -160,7 +159,7 @@ fn show(entry: &Entry, terminal: &mut Terminal) -> anyhow::Result<()> {
         .number("of best", |t| t.outcome.median_us().map(ratio).unwrap_or_default())
         .text("remark", |t| remark(t, best))
         .print(terminal)?;
-    Ok(writeln!(terminal)?)
+    writeln!(terminal)
 }
 
 fn spread(trial: &Trial) -> Option<[f64; 2]> {
@@ -271,16 +270,14 @@ impl Subject<'_> {
         data: &Copies<'_, T>,
         checks: &mut Vec<(Numerics, Check)>,
     ) -> anyhow::Result<Option<Outcome>> {
+        let refused = |reason| Ok(Some(Outcome::Refused { reason }));
         let Some(numerics) = way.numerics else {
-            let reason = way.refusal.clone().unwrap_or_default();
-            return Ok(Some(Outcome::Refused { reason }));
+            return refused(way.refusal.clone().unwrap_or_default());
         };
         let result = match data.result(way) {
             Ok(result) => result,
             // A candidate does not take every x, for example rows that TMA does not address.
-            Err(CudaError::Unsupported { why, .. }) => {
-                return Ok(Some(Outcome::Refused { reason: why }));
-            }
+            Err(CudaError::Unsupported { why, .. }) => return refused(why),
             Err(error) => return Ok(Some(Outcome::Failed { reason: error.to_string() })),
         };
         let known = checks.iter().position(|(of, _)| *of == numerics);

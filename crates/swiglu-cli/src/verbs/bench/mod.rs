@@ -267,8 +267,8 @@ fn profiles(backends: &[Backend], case: &Case) -> Vec<ProfileDef> {
     ];
     let asked = |of| backends.iter().any(|backend| [Backend::All, of].contains(backend));
     let wanted = all.into_iter().filter(|(of, is_there, ..)| *is_there && asked(*of));
-    let profile = |(of, _, id, peer, role, way)| {
-        let options = if way == "" { json!({}) } else { json!({ "way": way }) };
+    let profile = |(of, _, id, peer, role, way): (_, _, _, _, _, &str)| {
+        let options = if way.is_empty() { json!({}) } else { json!({ "way": way }) };
         // Nobody trains by replaying a graph.
         let options = if trains { options } else { adhoc::graph(case, options) };
         let mut profile = adhoc::way(id, peer, role, options);

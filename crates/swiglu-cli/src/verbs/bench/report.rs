@@ -1,7 +1,6 @@
 //! What a benchmark found: rows for machines, and a table for people.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 
 use comfy_table::Cell;
 use serde::Serialize;

@@ -84,20 +84,20 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Re
         Some((layers, named)) if !named.is_empty() => layers.kernels(named, arch),
         _ => registry(arch),
     })?;
-    let cache = match out {
-        Some(out) => {
-            expect_room(out)?;
-            KernelCache::at(out)
-        }
-        None => KernelCache::new(&CacheOptions::default()),
-    };
+    out.map_or(Ok(()), |out| expect_room(out))?;
+    let usual = || KernelCache::new(&CacheOptions::default());
+    let cache = out.map_or_else(usual, KernelCache::at);
     let report = gather(&jobs, &cache, terminal)?;
     terminal.print(&report, Report::show)?;
     let warnings = report.cache_warnings();
     if let (Some(out), Some(warnings)) = (out, &warnings) {
         expect_kept(&report, out, warnings)?;
     }
-    let verdict = report.verdict(selection.strict);
+    let clean = report.with_complaints == 0 || !selection.strict;
+    let verdict = match report.left > 0 {
+        true => Verdict::Unfinished,
+        false => Verdict::from_passed(report.failed == 0 && clean),
+    };
     if terminal.json {
         return Ok(verdict);
     }
@@ -140,10 +140,8 @@ fn expect_room(out: &Path) -> anyhow::Result<()> {
         return Err(anyhow!(why).context(failed()));
     }
     let mut probe = tempfile::NamedTempFile::new_in(there).with_context(failed)?;
-    probe
-        .write_all(&[0; PROBE_BYTES])
-        .and_then(|()| probe.as_file().sync_all())
-        .with_context(failed)
+    let kept = probe.write_all(&[0; PROBE_BYTES]).and_then(|()| probe.as_file().sync_all());
+    kept.with_context(failed)
 }
 
 /// What went wrong with the directory may have been put right in doing so: a damaged entry is made again.
@@ -320,15 +318,6 @@ struct Report {
 }
 
 impl Report {
-    /// Of all kernels; whoever is strict takes no complaint.
-    fn verdict(&self, strict: bool) -> Verdict {
-        let clean = self.with_complaints == 0 || !strict;
-        match self.left > 0 {
-            true => Verdict::Unfinished,
-            false => Verdict::from_passed(self.failed == 0 && clean),
-        }
-    }
-
     fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {
         // A module has several kernels: the most registers and shared memory of one, the spills of all.
         let most =
@@ -374,10 +363,8 @@ impl Report {
     /// What the cache could not do, in one line: where one file cannot be kept, most cannot.
     fn cache_warnings(&self) -> Option<String> {
         let (first, others) = self.cache_warnings.split_first()?;
-        let more = match others.len() {
-            0 => String::new(),
-            n => format!(" (and {n} warnings more, which --json lists)"),
-        };
+        let more = format!(" (and {} warnings more, which --json lists)", others.len());
+        let more = if others.is_empty() { "" } else { &more };
         Some(format!("{}: {}{more}", first.path, first.what))
     }
 }

@@ -1,6 +1,5 @@
 //! `swiglu lab gate`: measure again and compare with a record.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;

@@ -1,7 +1,6 @@
 //! `swiglu lab list`, `show` and `report`: what experiments ask, what their records say, and why; a static site of everything
 //! in the lab, and the document of its figures.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -138,7 +137,7 @@ pub(super) fn show(
             };
             writeln!(terminal, "record {} at {commit}, {age}{state}", path.display())?;
         }
-        Ok(writeln!(terminal, "\nnot covered: {}", boundary.replace('\n', " "))?)
+        writeln!(terminal, "\nnot covered: {}", boundary.replace('\n', " "))
     })
 }
 
@@ -182,7 +181,7 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
     let document = json!({
         "index": index, "pages": pages, "measured": measured, "troubles": site.troubles(),
     });
-    terminal.print(&document, |_, terminal| Ok(terminal.write_all(said.as_bytes())?))?;
+    terminal.print(&document, |_, terminal| write!(terminal, "{said}"))?;
     expect_whole(&site)
 }
 

@@ -1,7 +1,6 @@
 //! `swiglu lab run --on PLACE`: the run happens there, and its record comes back. `status`, `fetch` and `cancel`: what
 //! became of it.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -139,7 +138,7 @@ pub(super) fn fetch(
         said.extend(records.iter().map(|path| format!("record: {path}\n")));
         fetched.push(json!({ "job": name, "state": state, "merged": merged, "records": records }));
     }
-    terminal.print(&fetched, |_, terminal| Ok(terminal.write_all(said.as_bytes())?))?;
+    terminal.print(&fetched, |_, terminal| write!(terminal, "{said}"))?;
     Ok(if over { Verdict::Passed } else { Verdict::Unfinished })
 }
 
@@ -160,6 +159,6 @@ pub(super) fn cancel(
     let name = &job.name;
     terminal.print(&json!({ "job": name, "state": state }), |_, terminal| {
         let fetch = places.command(&format!("fetch {name}"));
-        Ok(writeln!(terminal, "{name}: {state}; {fetch} brings finished cases")?)
+        writeln!(terminal, "{name}: {state}; {fetch} brings finished cases")
     })
 }

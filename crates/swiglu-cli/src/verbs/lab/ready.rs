@@ -1,7 +1,6 @@
 //! `swiglu lab ready`: what a run would need, and whether it is there.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 
 use clap::Args;
 use serde_json::json;

@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::io::Write;
 
 use anyhow::Context;
 use serde_json::json;
 use swiglu::{CpuOptions, Device};
 use swiglu_lab::executor::ExecutorKind;
 use swiglu_lab::profile::{Ceilings, Ncu, NcuError, count};
-use swiglu_lab::record::{Executed, Opened, QUICK, Record, Store};
+use swiglu_lab::record::{Executed, Opened, QUICK, Record};
 use swiglu_lab::{
     Case, CaseOp, DeviceKind, Experiment, Finished, ProfileDef, ResultEntry, Role, RunOptions,
     Status, Verdict as LabVerdict,
@@ -63,10 +62,11 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
 
 /// Runs in this process; none if it was asked to stop before the end.
 fn here(
-    Asked { args, lab, experiment, machine, store, .. }: &Asked<'_>,
+    asked: &Asked<'_>,
     mut options: RunOptions,
     terminal: &Terminal,
 ) -> anyhow::Result<Option<Opened>> {
+    let Asked { args, lab, experiment, machine, store, .. } = asked;
     options.executor = Executed::detect(lab)?;
     stop_on_signals(&options.stop, "this case, which is kept")?;
     let name = format!("{}-{}", experiment.id, options.run_id);
@@ -76,8 +76,7 @@ fn here(
         say(format!("stopped: --run-id {} --resume goes on", options.run_id));
         return Ok(None);
     }
-    let own = args.with_profiling.then_some(session.commands.own.as_slice());
-    complete(experiment, &mut finished, store, own, terminal)?;
+    complete(asked, &mut finished, &session.commands.own, terminal)?;
     Ok(Some(Opened { path: finished.path, record: finished.record }))
 }
 
@@ -126,8 +125,7 @@ fn show(
         let resumed = if times > 0 { format!(", went on {times} times") } else { String::new() };
         writeln!(terminal, "{}: {job}{}{resumed}", executed.place, executed.nodes.join(", "))?;
     }
-    writeln!(terminal, "record: {}", path.display())?;
-    Ok(())
+    writeln!(terminal, "record: {}", path.display())
 }
 
 /// Why results are missing or wrong, each with its cases.
@@ -153,34 +151,27 @@ fn ceilings_of(experiment: &Experiment, quick: bool) -> Option<Ceilings> {
     ceilings::of(&device.ok()?, op, quick).ok()
 }
 
-/// Adds what is missing in the record of a run that has ended, which still holds the machine.
+/// Adds what is missing in the record of a run that has ended, which still holds the machine. `own` starts this program.
 fn complete(
-    experiment: &Experiment,
-    finished: &mut Finished,
-    store: &Store,
-    own: Option<&[OsString]>,
+    Asked { args, experiment, store, .. }: &Asked<'_>,
+    Finished { path, record, .. }: &mut Finished,
+    own: &[OsString],
     terminal: &Terminal,
 ) -> anyhow::Result<()> {
-    let Finished { path, record, .. } = finished;
-    let mut changed = false;
-    let measured = record.results.iter().any(|r| r.status == Status::Ok);
-    if record.ceilings.is_none() && measured && experiment.asks_for_rates() {
+    let had = (record.ceilings.is_some(), record.profiling.len());
+    let is_measured = |r: &&ResultEntry| r.status == Status::Ok;
+    if !had.0 && record.results.iter().any(|r| is_measured(&r)) && experiment.asks_for_rates() {
         record.ceilings = ceilings_of(experiment, record.protocol.quick);
-        changed = record.ceilings.is_some();
     }
-    if let Some(own) = own {
-        let known = |case: &str, id: &str| {
-            record.profiling.iter().any(|p| p.case_key == case && p.profile == id)
+    if args.with_profiling {
+        let known = |r: &ResultEntry| {
+            record.profiling.iter().any(|p| p.case_key == r.case_key && p.profile == r.profile)
         };
-        let pairs: Vec<_> = record
-            .results
-            .iter()
-            .filter(|r| r.status == Status::Ok && !known(&r.case_key, &r.profile))
-            .filter_map(|r| {
-                let profile = experiment.profile(&r.profile).filter(|p| p.peer == OWN)?;
-                Some((record.case_of(r)?, profile))
-            })
-            .collect();
+        let pair = |r: &ResultEntry| {
+            let profile = experiment.profile(&r.profile).filter(|p| p.peer == OWN && !known(r))?;
+            Some((record.case_of(r)?, profile))
+        };
+        let pairs: Vec<_> = record.results.iter().filter(is_measured).filter_map(pair).collect();
         let ncu = counters_of(experiment.device);
         let message = |(case, profile): &(&Case, &ProfileDef)| {
             format!("counting {} of {}", profile.id, case.key())
@@ -188,10 +179,9 @@ fn complete(
         let counted = terminal.each(pairs.into_iter(), message, |(case, profile)| {
             Ok(count(&ncu, own, case, profile, record.protocol.seed))
         })?;
-        changed |= !counted.is_empty();
         record.profiling.extend(counted);
     }
-    if changed {
+    if had != (record.ceilings.is_some(), record.profiling.len()) {
         store.write(record, path).context("adding ceilings and counters to the record")?;
     }
     Ok(())

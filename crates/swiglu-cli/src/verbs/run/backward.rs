@@ -12,6 +12,7 @@ use super::RunArgs;
 use crate::inputs;
 use crate::layer::{Packed, Params, either, out_features};
 use crate::step::Step;
+use crate::terminal::Terminal;
 use crate::verify::factor_roundoff;
 
 /// Multiply-adds of one product that the oracle may take: about a second for all of them.
@@ -37,12 +38,12 @@ pub(super) struct GradientReport {
 /// What training adds to a report; its times are those of a forward and a backward pass.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct TrainingReport {
-    pub(super) gradients: BTreeMap<&'static str, GradientReport>,
-    pub(super) save_policy: SavePolicy,
+    gradients: BTreeMap<&'static str, GradientReport>,
+    save_policy: SavePolicy,
     /// What is kept between the passes, beside x.
-    pub(super) kept_bytes: usize,
+    kept_bytes: usize,
     /// Tokens whose gradients were verified.
-    pub(super) tokens_verified: usize,
+    tokens_verified: usize,
 }
 
 impl TrainingReport {
@@ -50,20 +51,28 @@ impl TrainingReport {
         self.gradients.values().all(|g| g.passed)
     }
 
-    /// One line for each gradient.
-    pub(super) fn lines(&self) -> String {
-        let line = |(name, g): (&&str, &GradientReport)| {
+    /// What was timed, and one line for each gradient.
+    pub(super) fn show(&self, m: usize, terminal: &mut Terminal) -> anyhow::Result<()> {
+        let Self { save_policy, kept_bytes, tokens_verified, .. } = self;
+        let of = if *tokens_verified < m { format!(" of {m}") } else { String::new() };
+        writeln!(
+            terminal,
+            "      times are of a forward and a backward pass, which keep {kept_bytes} bytes beside x ({save_policy}); \
+             gradients of {tokens_verified}{of} tokens:"
+        )?;
+        for (name, g) in &self.gradients {
             let GradientReport { relative_frobenius, bound, eager_error, worst_element, .. } = g;
             let verdict = match &g.wrong {
                 None => format!("worst element {worst_element:.2} of its bound"),
                 Some(why) => format!("WRONG: {why}"),
             };
-            format!(
+            writeln!(
+                terminal,
                 "      {name:<8} error {relative_frobenius:.2e} of at most {bound:.2e} (eager {eager_error:.2e}); \
-                 {verdict}\n"
-            )
-        };
-        self.gradients.iter().map(line).collect()
+                 {verdict}"
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 use swiglu::{
     ActivationSource, CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Pass, Path,
-    Plan, SavePolicy,
+    Plan, Problem, SavePolicy,
 };
 use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
 use swiglu_cuda::CudaError;
@@ -37,26 +37,27 @@ impl Measurement<'_> {
         &mut self,
         output: Option<&FilePath>,
     ) -> anyhow::Result<Report> {
-        let weights = self.args.math.layer(self.subject.weights.clone(), T::DTYPE);
+        let Self { args, subject, device, .. } = *self;
+        let weights = args.math.layer(subject.weights.clone(), T::DTYPE);
         self.expect_decoding_to_matter::<T>(&weights)?;
-        let mut weights = decoded(self.args.decode_weights, weights, self.args.op)?;
-        if self.args.backward {
+        let mut weights = decoded(args.decode_weights, weights, args.op)?;
+        if args.backward {
             weights = weights.decoded();
         }
         let host = weights.host::<T>()?;
-        let params = Params::elements(&host, self.args.op)?;
-        let x = self.subject.input.matrix.to::<T>()?;
-        if !self.args.allow_non_finite {
+        let params = Params::elements(&host, args.op)?;
+        let x = subject.input.matrix.to::<T>()?;
+        if !args.allow_non_finite {
             params.expect_finite().map_err(|e| rounded_away(e, T::DTYPE))?;
             x.view().expect_finite("input").map_err(|e| rounded_away(e, T::DTYPE))?;
         }
         let storage = self.storage::<T>(&weights, x.rows())?;
         let stored = storage.as_ref().unwrap_or(&params);
-        let layer = stored.pack(self.device, None, None)?;
-        let unfused = params.pack(self.device, Some(Path::Unfused), None)?;
+        let layer = stored.pack(device, None, None)?;
+        let unfused = params.pack(device, Some(Path::Unfused), None)?;
         let (plan, y, check) = self.compute(stored, &layer, x.view())?;
         // Half precision has a wider type beside it, the others have not.
-        if T::DTYPE == DType::F16 && !self.args.allow_non_finite {
+        if T::DTYPE == DType::F16 && !args.allow_non_finite {
             check.expect_representable::<T>()?;
         }
         let mut error = self.judge(&check, &y)?;
@@ -66,20 +67,14 @@ impl Measurement<'_> {
             error.fail(format!("the unfused way, which time is compared with: {why}"));
         }
         if let Some(path) = output {
-            write(path, y.view(), self.args.force)?;
+            write(path, y.view(), args.force)?;
         }
-        let training = match self.args.backward {
-            true => Some(Training::new(self.args, self.device, &params, &x)?),
-            false => None,
-        };
-        let timed = |which: usize| match &training {
-            Some(Training { layers, policy, dy, .. }) => {
-                let backward = Some((*policy, dy.view()));
-                timed(self.device, &params, &layers[which], x.view(), backward)
-            }
-            None => timed(self.device, &params, [&layer, &unfused][which], x.view(), None),
-        };
-        let budget = Duration::from_secs_f64(self.args.seconds);
+        let training = || Training::new(args, device, &params, &x);
+        let training = args.backward.then(training).transpose()?;
+        let backward = training.as_ref().map(|t| (t.policy, t.dy.view()));
+        let layers = training.as_ref().map_or([&layer, &unfused], |t| t.layers.each_ref());
+        let timed = |which: usize| timed(device, &params, layers[which], x.view(), backward);
+        let budget = Duration::from_secs_f64(args.seconds);
         let times = interleave(&mut [timed(0)?, timed(1)?], budget, MIN_TURNS)?;
         let (time, unfused_time) = (times[0], times[1]);
         let training = training.map(|t| t.verify(x.view())).transpose()?;
@@ -87,6 +82,7 @@ impl Measurement<'_> {
             error.fail("a gradient is wrong".into());
         }
         let problem = plan.problem;
+        let Problem { m, hidden, intermediate, .. } = problem;
         // A step is a forward pass, and a backward pass of twice the products.
         let (passes, bytes) = match &training {
             Some(_) => {
@@ -95,13 +91,13 @@ impl Measurement<'_> {
             }
             None => (1.0, problem.compulsory_bytes()),
         };
-        let nobody_asked = self.args.backward && !self.args.decode_weights;
-        let decoded_because = storage.err().flatten().map(|why| match nobody_asked {
-            true => "quantised weights have no gradients".into(),
-            false => why,
-        });
+        let mut decoded_because = storage.err().flatten();
+        if let (Some(why), true, false) = (&mut decoded_because, args.backward, args.decode_weights)
+        {
+            *why = "quantised weights have no gradients".into();
+        }
         Ok(Report {
-            device: self.device.name(),
+            device: device.name(),
             plan: plan.to_string(),
             op: problem.op,
             dtype: T::DTYPE,
@@ -110,13 +106,9 @@ impl Measurement<'_> {
             activation_source: weights.activation_source().map(ToString::to_string),
             activation_assumed: weights.activation_source() == Some(&ActivationSource::Assumed),
             row_steps: problem.rows,
-            shape: Shape {
-                m: problem.m,
-                hidden: problem.hidden,
-                intermediate: problem.intermediate,
-            },
-            layer: self.subject.title.clone(),
-            input: self.subject.input.source.clone(),
+            shape: Shape { m, hidden, intermediate },
+            layer: subject.title.clone(),
+            input: subject.input.source.clone(),
             weights: problem.quantized.map_or(T::DTYPE.to_string(), |types| types.to_string()),
             decoded_because,
             time_us: time,

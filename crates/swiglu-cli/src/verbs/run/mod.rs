@@ -5,7 +5,6 @@ mod measure;
 mod report;
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{anyhow, bail};
@@ -161,8 +160,7 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
     })?;
     report::print(terminal, &subject, &device, &reports)?;
     if let (Some(path), Some(first), false) = (&args.output, dtypes.first(), terminal.json) {
-        let written = format!("output    {}: the result in {first}\n", path.display());
-        terminal.write_all(written.as_bytes())?;
+        writeln!(terminal, "output    {}: the result in {first}", path.display())?;
     }
     Ok(Verdict::from_passed(reports.iter().all(|r| r.passed)))
 }

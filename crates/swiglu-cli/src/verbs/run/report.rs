@@ -1,7 +1,5 @@
 //! What a run found, for machines and for people.
 
-use std::io::Write;
-
 use serde::Serialize;
 use swiglu::{Activation, DType, Device, Op, RowSteps};
 
@@ -107,7 +105,7 @@ pub(super) fn print(
     let Some(first) = reports.first() else { return Ok(Verdict::Passed) };
     let all = (reports.len() > 1).then_some(reports);
     terminal.print(&Document { first, all }, |_, terminal| {
-        terminal.write_all(head(subject, device, first).as_bytes())?;
+        head(subject, device, first, terminal)?;
         // A GPU may plan the unfused path itself.
         let ours = if matches!(device, Device::Cuda(_)) { "planned" } else { "fused" };
         Table::of(reports)
@@ -123,16 +121,18 @@ pub(super) fn print(
             .number("limit", |r| table::error(r.error.limit))
             .text("", |r| table::verdict(r.passed))
             .print(terminal)?;
-        Ok(terminal.write_all(foot(reports).as_bytes())?)
+        foot(reports, terminal)
     })
 }
 
-fn head(subject: &Subject, device: &Device, first: &Report) -> String {
+fn head(
+    subject: &Subject,
+    device: &Device,
+    first: &Report,
+    terminal: &mut Terminal,
+) -> anyhow::Result<()> {
     let Shape { m, hidden, intermediate } = first.shape;
-    let shape = match first.op {
-        Op::Mlp => format!("{hidden} → {intermediate} → {hidden}"),
-        _ => format!("{hidden} → {intermediate}"),
-    };
+    let back = if first.op == Op::Mlp { format!(" → {hidden}") } else { String::new() };
     let steps = match first.row_steps {
         steps if steps.is_none() => String::new(),
         steps => format!(", {steps}"),
@@ -144,58 +144,43 @@ fn head(subject: &Subject, device: &Device, first: &Report) -> String {
     };
     let tokens = if m == 1 { "token" } else { "tokens" };
     let against = subject.reference.as_ref().map_or("the float64 oracle", |r| &r.source);
-    let lines = [
-        ("layer", subject.title.clone()),
-        (
-            "work",
-            format!("{} {shape}, {}{source}{steps}, {m} {tokens}", first.op, first.activation),
-        ),
-        ("input", subject.input.source.clone()),
-        ("device", device.to_string()),
-        ("compared", format!("with {against}")),
-    ];
-    let notes = subject.weights.stored().notes().iter().map(|note| ("note", by_options(note)));
-    let head: String = lines
-        .into_iter()
-        .chain(notes)
-        .map(|(name, value)| format!("{name:<9} {value}\n"))
-        .collect();
-    head + "\n"
+    let (op, activation) = (first.op, first.activation);
+    writeln!(terminal, "layer     {}", subject.title)?;
+    writeln!(
+        terminal,
+        "work      {op} {hidden} → {intermediate}{back}, {activation}{source}{steps}, {m} {tokens}"
+    )?;
+    writeln!(terminal, "input     {}", subject.input.source)?;
+    writeln!(terminal, "device    {device}\ncompared  with {against}")?;
+    for note in subject.weights.stored().notes() {
+        writeln!(terminal, "note      {}", by_options(note))?;
+    }
+    writeln!(terminal)
 }
 
 /// What the table leaves out: plans, the worst element, and what was not checked.
-fn foot(reports: &[Report]) -> String {
-    let mut out = String::from("\n");
+fn foot(reports: &[Report], terminal: &mut Terminal) -> anyhow::Result<()> {
+    writeln!(terminal)?;
     for r in reports {
         let ErrorReport { worst_element, overflow, unlike, exceeded, passed, .. } = &r.error;
-        out += &format!("{:<5} {}", r.dtype, r.plan);
+        write!(terminal, "{:<5} {}", r.dtype, r.plan)?;
         if *passed {
-            out += &format!("; worst element {worst_element:.2} of its bound");
+            write!(terminal, "; worst element {worst_element:.2} of its bound")?;
         }
         // Also where the exact result overflows too, which is no fault: the table then has no error.
         for why in [overflow, unlike, exceeded].into_iter().flatten() {
-            out += &format!("; {why}");
+            write!(terminal, "; {why}")?;
         }
         if let Some(extent) = &r.extent {
-            out += &format!("; verified {extent}");
+            write!(terminal, "; verified {extent}")?;
         }
         if let Some(why) = &r.decoded_because {
-            out += &format!("; weights decoded: {why}");
+            write!(terminal, "; weights decoded: {why}")?;
         }
-        out.push('\n');
+        writeln!(terminal)?;
         if let Some(training) = &r.training {
-            let TrainingReport { save_policy, kept_bytes, tokens_verified, .. } = training;
-            let of = if *tokens_verified < r.shape.m {
-                format!(" of {}", r.shape.m)
-            } else {
-                String::new()
-            };
-            out += &format!(
-                "      times are of a forward and a backward pass, which keep {kept_bytes} bytes beside x ({save_policy}); \
-                 gradients of {tokens_verified}{of} tokens:\n"
-            );
-            out += &training.lines();
+            training.show(r.shape.m, terminal)?;
         }
     }
-    out
+    Ok(())
 }

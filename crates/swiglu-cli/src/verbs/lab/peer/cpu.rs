@@ -19,7 +19,6 @@ type Call<T> = Box<dyn Fn(usize, &mut Step<T>) -> swiglu::Result<()>>;
 
 /// A case on the CPU, with its copies of the data.
 struct CpuJob<T> {
-    case: Case,
     call: Call<T>,
     outs: Vec<Step<T>>,
     next: usize,
@@ -89,14 +88,14 @@ fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob
         None => Step::forward(rows, cols),
     };
     let outs = (0..count).map(out).collect::<Result<_>>()?;
-    Ok((CpuJob::warm(case, call, outs)?, plan))
+    Ok((CpuJob::warm(call, outs)?, plan))
 }
 
 impl<T: Element> CpuJob<T> {
     /// After page faults, threads and workspaces of first calls, which each copy has: with many tokens they take
     /// as long as what is measured.
-    fn warm(case: &Case, call: Call<T>, outs: Vec<Step<T>>) -> anyhow::Result<Self> {
-        let mut job = Self { case: case.clone(), call, outs, next: 0 };
+    fn warm(call: Call<T>, outs: Vec<Step<T>>) -> anyhow::Result<Self> {
+        let mut job = Self { call, outs, next: 0 };
         (0..job.outs.len().max(3)).try_for_each(|_| job.step())?;
         Ok(job)
     }
@@ -113,7 +112,7 @@ impl<T: Element> Job for CpuJob<T> {
         wall(|| self.step(), budget_us)
     }
 
-    fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
+    fn verify(&mut self, case: &Case, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
         if self.outs[0].y.as_slice().is_empty() {
             bail!("it computes nothing that could be compared, given rows {rows:?}");
         }
@@ -122,7 +121,7 @@ impl<T: Element> Job for CpuJob<T> {
         self.next = 0;
         self.step()?;
         let written = self.outs[0].matrices().map(|(m, lies)| (m.view(), lies));
-        job::rows(&self.case, &written.collect::<Vec<_>>(), rows)
+        job::rows(case, &written.collect::<Vec<_>>(), rows)
     }
 }
 
@@ -143,7 +142,7 @@ pub(super) fn read(device: &Device, order: &Order<'_>) -> anyhow::Result<Prepare
         copies[at].pass(asks);
         Ok(())
     });
-    let job = Box::new(CpuJob::warm(order.case, call, outs)?);
+    let job = Box::new(CpuJob::warm(call, outs)?);
     Ok(Prepared { job, plan: None, variants: this_program(device)?, notes })
 }
 

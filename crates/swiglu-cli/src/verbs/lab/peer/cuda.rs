@@ -28,7 +28,6 @@ type Copies<T> = Rc<RefCell<Vec<OnDevice<T>>>>;
 
 /// A case on a CUDA device, with its copies of the data.
 struct CudaJob<T> {
-    case: Case,
     passes: Passes<'static>,
     copies: Copies<T>,
     stream: Stream,
@@ -62,8 +61,7 @@ pub(super) fn prepare<T: Element>(
     let count = setting.count();
     let passes = Passes::new(stream.clone(), count, order.options.graph, enqueue)?;
     let (variants, notes) = (cuda.take_used_kernels(), order.notes(numerics, count));
-    let job = Box::new(CudaJob { case: order.case.clone(), passes, copies, stream });
-    Ok(Prepared { job, plan, variants, notes })
+    Ok(Prepared { job: Box::new(CudaJob { passes, copies, stream }), plan, variants, notes })
 }
 
 impl Setting<'_> {
@@ -247,7 +245,7 @@ fn find(cuda: &Cuda, case: &Case, which: Which) -> anyhow::Result<(Candidate, us
 }
 
 impl<T: Element> Job for CudaJob<T> {
-    fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
+    fn verify(&mut self, case: &Case, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
         self.copies.borrow_mut().iter_mut().try_for_each(OnDevice::poison)?;
         self.stream.synchronize()?;
         self.passes.pass()?;
@@ -255,7 +253,7 @@ impl<T: Element> Job for CudaJob<T> {
         let last = copies.last().context("it computes nothing that could be compared")?;
         let written = last.to_host(&self.stream)?;
         let written: Vec<_> = written.iter().map(|(m, lies)| (m.view(), *lies)).collect();
-        job::rows(&self.case, &written, rows)
+        job::rows(case, &written, rows)
     }
 
     fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {

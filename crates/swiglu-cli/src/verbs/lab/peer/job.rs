@@ -28,7 +28,7 @@ pub(super) trait Job {
     fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>>;
 
     /// Those rows of a result of the calls that are timed, little-endian.
-    fn verify(&mut self, rows: &[usize]) -> anyhow::Result<Vec<u8>>;
+    fn verify(&mut self, case: &Case, rows: &[usize]) -> anyhow::Result<Vec<u8>>;
 }
 
 /// A job, and what a record says about it.
@@ -158,26 +158,22 @@ pub(super) fn rows<T: Element>(
     written: &Written<'_, T>,
     rows: &[usize],
 ) -> anyhow::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    match case.op {
-        CaseOp::MlpTrain => rows.iter().for_each(|&r| push_row(&mut bytes, stacked(written, r))),
+    let values: Vec<T> = match case.op {
+        CaseOp::MlpTrain => rows.iter().flat_map(|&r| stacked(written, r)).collect(),
         CaseOp::ActivationBackward => {
             // Gradients are shown beside each other, however they are arranged.
             let gradients = match *written {
                 [(gate, _), (up, _)] => GateUpRef::separate(gate, up),
                 _ => GateUpRef::packed(written[0].0, case.arrangement),
             }?;
-            for (&r, half) in rows.iter().flat_map(|r| [(r, Half::Gate), (r, Half::Up)]) {
-                let of = |i| gradients.at(half, r, i);
-                push_row(&mut bytes, (0..gradients.intermediate()).map(of));
-            }
+            let halves = rows.iter().flat_map(|r| [(*r, Half::Gate), (*r, Half::Up)]);
+            let at = |(r, half, i)| gradients.at(half, r, i);
+            let all = 0..gradients.intermediate();
+            halves.flat_map(|(r, half)| all.clone().map(move |i| (r, half, i))).map(at).collect()
         }
-        _ => {
-            let row = |&r: &usize| written[0].0.row(r).iter().copied();
-            push_row(&mut bytes, rows.iter().flat_map(row));
-        }
-    }
-    Ok(bytes)
+        _ => rows.iter().flat_map(|&r| written[0].0.row(r)).copied().collect(),
+    };
+    Ok(values.into_iter().flat_map(bytes).collect())
 }
 
 /// A row of the matrices that have K columns, one behind the other: y, and the gradients of x, of gate's and up's weights and,
@@ -197,15 +193,13 @@ fn stacked<T: Element>(written: &Written<'_, T>, mut row: usize) -> Vec<T> {
     Vec::new()
 }
 
-/// The elements of one row, little-endian.
-fn push_row<T: Element>(bytes: &mut Vec<u8>, row: impl IntoIterator<Item = T>) {
-    for value in row {
-        // Exact: these are values of T.
-        let value = value.to_f32();
-        match T::DTYPE {
-            DType::F32 => bytes.extend(value.to_le_bytes()),
-            DType::F16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
-            _ => bytes.extend(bf16::from_f32(value).to_le_bytes()),
-        }
+/// An element, little-endian.
+fn bytes<T: Element>(value: T) -> Vec<u8> {
+    // Exact: it is a value of T.
+    let value = value.to_f32();
+    match T::DTYPE {
+        DType::F32 => value.to_le_bytes().into(),
+        DType::F16 => f16::from_f32(value).to_le_bytes().into(),
+        _ => bf16::from_f32(value).to_le_bytes().into(),
     }
 }
