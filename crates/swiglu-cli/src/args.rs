@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::{Value, json};
@@ -17,7 +17,6 @@ use swiglu_cuda::CudaOptions;
 use swiglu_cuda::tuning::TuningOptions;
 use swiglu_lab::{Case, CaseOp, DeviceKind, MAX_EXTENT};
 
-/// Which device, and how much of it.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct DeviceArgs {
@@ -36,12 +35,12 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    pub(crate) fn open(&self) -> anyhow::Result<Device> {
+    pub(crate) fn open(&self) -> Result<Device> {
         self.open_with_tuning(&TuningOptions::default())
     }
 
     /// What was measured of a CUDA device is read there, and rates of it are kept there.
-    pub(crate) fn open_with_tuning(&self, tuning: &TuningOptions) -> anyhow::Result<Device> {
+    pub(crate) fn open_with_tuning(&self, tuning: &TuningOptions) -> Result<Device> {
         let Self { isa, threads, .. } = *self;
         let of_the_cpu = isa.is_some() || threads.is_some();
         let cuda = |device| {
@@ -75,7 +74,7 @@ impl DeviceArgs {
     }
 
     /// What a process is told that computes on this device in our place.
-    pub(crate) fn peer_options(&self) -> anyhow::Result<Value> {
+    pub(crate) fn peer_options(&self) -> Result<Value> {
         if let DeviceName::Cuda(device @ 1..) = self.device {
             bail!(
                 "peers use the first CUDA device, given cuda:{device}: choose the device with \
@@ -107,7 +106,6 @@ fn device_name(s: &str) -> Result<DeviceName, CoreError> {
     named.ok_or_else(|| CoreError::UnknownName { what: "device", given: s.into(), choices })
 }
 
-/// What is computed, beside shapes and weights.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Arithmetic")]
 pub(crate) struct MathArgs {
@@ -196,11 +194,7 @@ pub(crate) fn kind(device: &Device) -> DeviceKind {
 }
 
 /// Refuses `--weights-type` for a case that nothing on the device computes with such weights.
-pub(crate) fn expect_quantized(
-    device: &Device,
-    case: &Case,
-    kind: QuantizedType,
-) -> anyhow::Result<()> {
+pub(crate) fn expect_quantized(device: &Device, case: &Case, kind: QuantizedType) -> Result<()> {
     if let Some(why) = case.refusal_of(kind) {
         bail!("--weights-type {kind}: {why}; choose what has such weights, or leave it out");
     }
@@ -209,8 +203,7 @@ pub(crate) fn expect_quantized(
     device.expect_quantized(op, case.dtype, kind).with_context(option)
 }
 
-/// Refuses `--hidden` for what has no weights.
-pub(crate) fn expect_no_hidden(op: CaseOp, hidden: Option<usize>) -> anyhow::Result<()> {
+pub(crate) fn expect_no_hidden(op: CaseOp, hidden: Option<usize>) -> Result<()> {
     match hidden.filter(|_| !op.has_weights()) {
         Some(k) => bail!("--hidden {k}: the {op} has no weights and no hidden size; leave it out"),
         None => Ok(()),
@@ -227,12 +220,10 @@ pub(crate) fn extents(s: &str) -> Result<Vec<usize>, CoreError> {
     s.split(',').map(extent).collect()
 }
 
-/// A time to measure for.
 pub(crate) fn seconds(s: &str) -> Result<f64, CoreError> {
     within(s, &(0.0..=3600.0), "number")
 }
 
-/// What may be lost.
 pub(crate) fn fraction(s: &str) -> Result<f64, CoreError> {
     within(s, &(0.0..=0.99), "number")
 }

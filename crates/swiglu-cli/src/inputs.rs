@@ -90,7 +90,6 @@ impl<T: Element> Dense<T> {
     }
 }
 
-/// The layer of a case with quantised weights.
 pub(crate) struct Quantized {
     case: Case,
     gate: QuantizedMatrix,

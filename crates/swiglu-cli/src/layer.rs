@@ -50,7 +50,6 @@ impl<'a, T: Element> Params<'a, T> {
         })
     }
 
-    /// The problem of `m` tokens.
     pub(crate) fn problem(&self, m: usize) -> Problem {
         match self {
             Params::GatedLinear(p) => p.problem(m),
@@ -60,7 +59,6 @@ impl<'a, T: Element> Params<'a, T> {
         }
     }
 
-    /// The same with other numerics.
     pub(crate) fn with_numerics(mut self, numerics: Numerics) -> Self {
         *match &mut self {
             Params::GatedLinear(p) => &mut p.numerics,
@@ -162,12 +160,10 @@ impl<'a, T: Element> Params<'a, T> {
     }
 }
 
-/// Columns of the result.
 pub(crate) fn out_features(problem: &Problem) -> usize {
     if problem.op == Op::Mlp { problem.hidden } else { problem.intermediate }
 }
 
-/// A packed layer of either operation.
 pub(crate) enum Packed {
     GatedLinear(GatedLinear),
     Mlp(Mlp),

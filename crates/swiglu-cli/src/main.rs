@@ -22,7 +22,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Arg, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use serde_json::json;
@@ -85,7 +85,7 @@ enum Verb {
 }
 
 impl Verb {
-    fn execute(&self, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+    fn execute(&self, terminal: &mut Terminal) -> Result<Verdict> {
         match self {
             Verb::Run(args) => verbs::run::run(args, terminal),
             Verb::Inspect(args) => verbs::inspect::inspect(args, terminal),
@@ -101,7 +101,7 @@ impl Verb {
     }
 }
 
-fn completions(shell: Shell, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+fn completions(shell: Shell, terminal: &mut Terminal) -> Result<Verdict> {
     if terminal.json {
         bail!("--json: a script for a shell is no JSON document; leave the option out");
     }
@@ -167,8 +167,7 @@ fn numbers_may_be_negative(command: Command) -> Command {
         .mut_subcommands(numbers_may_be_negative)
 }
 
-/// Prints what `--help` or `--version` asked for.
-fn print(help: &clap::Error) -> anyhow::Result<Verdict> {
+fn print(help: &clap::Error) -> Result<Verdict> {
     help.print().and_then(|()| io::stdout().flush()).map_err(terminal::named)?;
     Ok(Verdict::Passed)
 }

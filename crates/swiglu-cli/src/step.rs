@@ -1,7 +1,7 @@
 //! One call of a layer, a forward pass or a backward pass behind it, with its data and results: over matrices of the host on
 //! any device, and over data that is in a CUDA device's memory already.
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use swiglu::{
     CallOptions, Element, GradientShapes, Gradients, Matrix, MatrixRef, Orientation, Problem,
     SavePolicy, Wanted,
@@ -29,7 +29,6 @@ impl<T: Element> Step<T> {
         Ok(Self { y, gradients: Some(gradients), lie: [problem.layout.orientation, down] })
     }
 
-    /// Room for a result alone.
     pub(crate) fn forward(rows: usize, cols: usize) -> swiglu_core::Result<Self> {
         Ok(Self { y: Matrix::zeros(rows, cols)?, gradients: None, lie: [Orientation::OutIn; 2] })
     }
@@ -63,7 +62,6 @@ impl<T: Element> Step<T> {
         [(&self.y, rows)].into_iter().chain(gradients)
     }
 
-    /// All of its matrices.
     pub(crate) fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Matrix<T>> {
         let gradients = self.gradients.iter_mut();
         let gradients = gradients.flat_map(|g| [&mut g.dx, &mut g.gate, &mut g.up, &mut g.down]);
@@ -84,12 +82,10 @@ pub(crate) struct OnDevice<T> {
 /// What a training step has beside the data of a forward pass.
 struct Training<T> {
     problem: Problem,
-    /// How the down weight lies.
     down_lies: Orientation,
     policy: SavePolicy,
     /// The gate, and behind it the up as one product takes both: that of the policy, or one to compute it again.
     kept: DeviceMatrix<T>,
-    /// Gradients of the biases of gate, up and down.
     biases: Vec<DeviceMatrix<f32>>,
 }
 
@@ -232,7 +228,7 @@ pub(crate) fn by_candidate<T: Element>(
     cuda: &Cuda,
     params: &Params<'_, T>,
     count: usize,
-) -> anyhow::Result<Vec<ByCandidate<T>>> {
+) -> Result<Vec<ByCandidate<T>>> {
     macro_rules! by {
         ($layer:expr) => {{
             let layer = $layer;
@@ -241,7 +237,7 @@ pub(crate) fn by_candidate<T: Element>(
             })
         }};
     }
-    let layer = |_| -> anyhow::Result<ByCandidate<T>> {
+    let layer = |_| -> Result<ByCandidate<T>> {
         Ok(match params {
             Params::GatedLinear(params) => by!(swiglu_cuda::GatedLinear::new(cuda, params)?),
             Params::Mlp(params) => by!(swiglu_cuda::Mlp::new(cuda, params)?),

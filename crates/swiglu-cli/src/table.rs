@@ -1,5 +1,6 @@
 //! Tables for people, and the numbers in them, which are those of the lab.
 
+use anyhow::Result;
 use comfy_table::{Attribute, Cell, CellAlignment, Color, presets};
 use swiglu_lab::format::DASH;
 pub(crate) use swiglu_lab::format::{error, interval, number, quartiles, ratio, time};
@@ -51,7 +52,7 @@ impl<'r, R> Table<'r, R> {
         self.column(name, CellAlignment::Right, of)
     }
 
-    pub(crate) fn print(self, terminal: &mut Terminal) -> anyhow::Result<()> {
+    pub(crate) fn print(self, terminal: &mut Terminal) -> Result<()> {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING);
         match terminal.colour {

@@ -8,13 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// How results and progress are shown.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct OutputArgs {
     /// Print one JSON document instead of text; an error is {"error": {"message": …}} in the last line
@@ -42,10 +41,7 @@ impl Verdict {
 }
 
 /// Has Ctrl-C and SIGTERM set `stop`, and says at once what is still finished; the second time they end the program.
-pub(crate) fn stop_on_signals(
-    stop: &Arc<AtomicBool>,
-    finished: &'static str,
-) -> anyhow::Result<()> {
+pub(crate) fn stop_on_signals(stop: &Arc<AtomicBool>, finished: &'static str) -> Result<()> {
     let listen = || {
         let (mut told, tell) = UnixStream::pair()?;
         for signal in [SIGTERM, SIGINT] {
@@ -123,7 +119,6 @@ pub(crate) fn shown(path: impl AsRef<Path>) -> String {
     path.as_ref().display().to_string()
 }
 
-/// Where results go, and how.
 pub(crate) struct Terminal {
     out: BufWriter<Stdout>,
     /// Whether one JSON document is wanted instead of text.
@@ -131,7 +126,6 @@ pub(crate) struct Terminal {
     progress: bool,
     /// Standard error is kept, not watched.
     logged: bool,
-    /// Whether colours may be used.
     pub(crate) colour: bool,
 }
 
@@ -151,8 +145,8 @@ impl Terminal {
     pub(crate) fn print<T: Serialize + ?Sized>(
         &mut self,
         found: &T,
-        show: impl FnOnce(&T, &mut Self) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Verdict> {
+        show: impl FnOnce(&T, &mut Self) -> Result<()>,
+    ) -> Result<Verdict> {
         if self.json {
             // Whole or not at all: what cannot be a document is an error without half of one before it.
             let document = serde_json::to_string_pretty(found)?;
@@ -164,7 +158,7 @@ impl Terminal {
     }
 
     /// What `write!` and `writeln!` call, so that nobody who writes imports a trait.
-    pub(crate) fn write_fmt(&mut self, text: Arguments<'_>) -> anyhow::Result<()> {
+    pub(crate) fn write_fmt(&mut self, text: Arguments<'_>) -> Result<()> {
         Ok(Write::write_fmt(self, text)?)
     }
 
@@ -189,8 +183,8 @@ impl Terminal {
         &self,
         items: impl ExactSizeIterator<Item = I>,
         message: impl Fn(&I) -> String,
-        mut of: impl FnMut(I) -> anyhow::Result<R>,
-    ) -> anyhow::Result<Vec<R>> {
+        mut of: impl FnMut(I) -> Result<R>,
+    ) -> Result<Vec<R>> {
         let bar = self.bar(items.len() as u64);
         let told = items.inspect(|item| bar.set_message(message(item)));
         let all = told.map(|item| of(item).inspect(|_| bar.inc(1))).collect();

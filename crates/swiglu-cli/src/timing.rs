@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use serde::Serialize;
 use swiglu_cuda::{Cuda, CudaError, Event, Graph, Stream};
 
@@ -15,13 +16,10 @@ const MAX_SAMPLES: usize = 20_000;
 const TURN_US: u64 = 5_000;
 
 /// What can be timed: one turn of so many microseconds gives microseconds per call.
-pub(crate) type Timed<'a> = Box<dyn FnMut(u64) -> anyhow::Result<Vec<f64>> + 'a>;
+pub(crate) type Timed<'a> = Box<dyn FnMut(u64) -> Result<Vec<f64>> + 'a>;
 
 /// A turn of calls of this thread, each by the wall clock.
-pub(crate) fn wall(
-    mut call: impl FnMut() -> anyhow::Result<()>,
-    budget_us: u64,
-) -> anyhow::Result<Vec<f64>> {
+pub(crate) fn wall(mut call: impl FnMut() -> Result<()>, budget_us: u64) -> Result<Vec<f64>> {
     call()?;
     let (mut samples, mut spent) = (Vec::new(), 0.0);
     while samples.is_empty() || (spent < budget_us as f64 && samples.len() < MAX_PER_TURN) {
@@ -49,7 +47,7 @@ pub(crate) fn copies(cuda: &Cuda, bytes: usize) -> usize {
 }
 
 /// Enqueues a call with copy i of its data.
-pub(crate) type Enqueue<'a> = Box<dyn FnMut(&Stream, usize) -> anyhow::Result<()> + 'a>;
+pub(crate) type Enqueue<'a> = Box<dyn FnMut(&Stream, usize) -> Result<()> + 'a>;
 
 /// Calls on a CUDA device by its own clock: passes over all copies of resident data, several times over
 /// where there are few, call by call or as a captured graph. A call is enqueued without waiting for
@@ -62,7 +60,6 @@ pub(crate) struct Passes<'a> {
     stream: Stream,
     copies: usize,
     calls: usize,
-    /// What one pass takes.
     pass_us: f64,
 }
 
@@ -73,7 +70,7 @@ impl<'a> Passes<'a> {
         copies: usize,
         graph: bool,
         enqueue: Enqueue<'a>,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self> {
         let mut passes = Self { graph: None, enqueue, stream, copies, calls: copies, pass_us: 0.0 };
         // Compiles, loads and allocates what a capture cannot.
         passes.pass()?;
@@ -92,7 +89,7 @@ impl<'a> Passes<'a> {
     }
 
     /// Enqueues every call once, each with the next copy, from the first on.
-    pub(crate) fn pass(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn pass(&mut self) -> Result<()> {
         match &self.graph {
             // SAFETY: the data and layers behind the nodes live in `enqueue`, as the graph does in `self`, and
             // it runs in the order of the stream that it was captured on.
@@ -103,7 +100,7 @@ impl<'a> Passes<'a> {
     }
 
     /// One turn: microseconds per call of each batch.
-    pub(crate) fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+    pub(crate) fn turn(&mut self, budget_us: u64) -> Result<Vec<f64>> {
         let passes = (BATCH_US / self.pass_us.max(1.0)).round().max(1.0);
         let batch_us = (passes * self.pass_us).max(1.0);
         let batches = (budget_us as f64 / batch_us).clamp(1.0, MAX_PER_TURN as f64);
@@ -116,7 +113,7 @@ impl<'a> Passes<'a> {
 
     /// Microseconds per call of each batch. One pass before them is not timed: it keeps the device
     /// busy while the host enqueues the others.
-    fn batches(&mut self, batches: usize, passes: usize) -> anyhow::Result<Vec<f64>> {
+    fn batches(&mut self, batches: usize, passes: usize) -> Result<Vec<f64>> {
         self.pass()?;
         let mut events = vec![self.stream.record()?];
         for _ in 0..batches {
@@ -159,10 +156,10 @@ impl Summary {
 
 /// Times variants in turns for as long as `budget`, and for `min_turns` even if that is spent.
 pub(crate) fn interleave(
-    variants: &mut [impl FnMut(u64) -> anyhow::Result<Vec<f64>>],
+    variants: &mut [impl FnMut(u64) -> Result<Vec<f64>>],
     budget: Duration,
     min_turns: usize,
-) -> anyhow::Result<Vec<Summary>> {
+) -> Result<Vec<Summary>> {
     // First turns pay for page faults, clocks and waking threads.
     for variant in variants.iter_mut() {
         variant(1)?;

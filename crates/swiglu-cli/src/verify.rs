@@ -1,6 +1,6 @@
 //! Results against the float64 oracle, whole or by a sample of rows.
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use swiglu::{DType, Device, Element, Matrix, MatrixRef, Problem};
 use swiglu_core::bounds::{Judgement, Reference, relative_frobenius};
 use swiglu_core::conformance::Backend;
@@ -56,7 +56,7 @@ impl Check {
     }
 
     /// Refuses an element type that cannot hold the exact result: rounding alone would lose too much.
-    pub(crate) fn expect_representable<T: Element>(&self) -> anyhow::Result<()> {
+    pub(crate) fn expect_representable<T: Element>(&self) -> Result<()> {
         /// In units of the roundoff, the most that a normal number loses.
         const TOLERATED: f64 = 4.0;
         let exact = &self.reference.value;
@@ -75,7 +75,6 @@ impl Check {
         bail!("the exact result {what} {}; --dtype bf16 or --dtype f32 holds it", T::DTYPE)
     }
 
-    /// How much of the result is checked, for people.
     pub(crate) fn extent(&self) -> Option<String> {
         let (checked, m) = (self.rows.len(), self.m);
         (checked < m).then(|| format!("{checked} of {m} rows"))

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
@@ -53,7 +53,6 @@ pub(crate) struct WeightArgs {
     names: NameArgs,
 }
 
-/// Tensor names, for files that follow no known convention.
 #[derive(Debug, Clone, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Tensor names, for files that follow no known convention")]
@@ -93,7 +92,7 @@ const SWITCHES: [(&str, &str, Switch); 2] = [
 ];
 
 /// Has quantised weights decoded where that is asked for; refuses it where there are none.
-pub(crate) fn decoded(asked: bool, weights: MlpWeights, op: CaseOp) -> anyhow::Result<MlpWeights> {
+pub(crate) fn decoded(asked: bool, weights: MlpWeights, op: CaseOp) -> Result<MlpWeights> {
     match asked {
         false => Ok(weights),
         true if op.op().is_some_and(|op| weights.is_quantized(op)) => Ok(weights.decoded()),
@@ -103,7 +102,7 @@ pub(crate) fn decoded(asked: bool, weights: MlpWeights, op: CaseOp) -> anyhow::R
 
 impl WeightArgs {
     /// The layer in the file, if one was named.
-    pub(crate) fn load(&self) -> anyhow::Result<Option<MlpWeights>> {
+    pub(crate) fn load(&self) -> Result<Option<MlpWeights>> {
         let Some(path) = &self.weights else { return Ok(None) };
         let n = self.names.clone();
         let mut names = TensorNames::default();

@@ -1,7 +1,7 @@
 //! `swiglu explain`: how a problem would be computed, and what it costs at least; with `--measure` where
 //! the time of a call goes, and what would make it shorter.
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use swiglu::{
@@ -78,17 +78,14 @@ struct Document {
     measured: Option<Measured>,
 }
 
-/// Where the time of a call goes.
 #[derive(Serialize)]
 struct Measured {
     case: String,
     ceilings: Ceilings,
     ways: Vec<Way>,
-    /// Why there are no hardware counters.
     no_counters: Option<String>,
 }
 
-/// One way of computing the case.
 #[derive(Serialize)]
 struct Way {
     #[serde(flatten)]
@@ -97,7 +94,7 @@ struct Way {
     kernels: Vec<KernelCounters>,
 }
 
-pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> Result<Verdict> {
     args.lab.expect_places(args.measure)?;
     let device = args.device.open()?;
     let weights = args.weights.load()?;
@@ -158,7 +155,7 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> anyhow::Re
 }
 
 /// Refuses a training step of what is not trained.
-fn expect_trained(device: &Device, problem: &Problem) -> anyhow::Result<()> {
+fn expect_trained(device: &Device, problem: &Problem) -> Result<()> {
     device.expect_pass(problem.op, Pass::Backward)?;
     let instead = "train the gated linear layer (--op gated-linear)";
     problem.rows.expect_none("in backward passes", instead)?;
@@ -173,7 +170,7 @@ fn of_file(
     args: &ExplainArgs,
     weights: swiglu::MlpWeights,
     device: &Device,
-) -> anyhow::Result<(Problem, Option<swiglu::Error>)> {
+) -> Result<(Problem, Option<swiglu::Error>)> {
     let dtype = args.math.dtype.unwrap_or(weights.resolved_dtype());
     let weights = decoded(args.decode_weights, args.math.layer(weights, dtype), args.op)?;
     with_dtype!(dtype, T => {
@@ -196,7 +193,7 @@ fn of_file(
 }
 
 impl ExplainArgs {
-    fn case(&self, device: &Device) -> anyhow::Result<Case> {
+    fn case(&self, device: &Device) -> Result<Case> {
         let of_a_file = self.decode_weights.then(|| "--decode-weights".to_owned());
         if let Some(option) = of_a_file.or_else(|| self.weights.of_a_file()) {
             bail!(
@@ -226,7 +223,7 @@ impl ExplainArgs {
     }
 
     /// How gate and up lie, as it was given.
-    fn layout(&self, intermediate: usize) -> anyhow::Result<WeightLayout> {
+    fn layout(&self, intermediate: usize) -> Result<WeightLayout> {
         let (orientation, arrangement) = (self.weights.orientation, self.weights.arrangement);
         if let (Some(orientation), CaseOp::Activation) = (orientation, self.op) {
             bail!("--orientation {orientation}: the activation has no weights; leave it out");
@@ -249,12 +246,7 @@ impl ExplainArgs {
     }
 
     /// Our ways in turns by the lab's protocol, and what the hardware counts in them.
-    fn measure(
-        &self,
-        case: Case,
-        ceilings: Ceilings,
-        terminal: &Terminal,
-    ) -> anyhow::Result<Measured> {
+    fn measure(&self, case: Case, ceilings: Ceilings, terminal: &Terminal) -> Result<Measured> {
         let ways = adhoc::own_ways(&case, &adhoc::graph(&case, self.device.peer_options()?));
         // Each is a subject of the analysis, none a baseline.
         let ways = ways.into_iter().map(|way| ProfileDef { role: Role::Ours, ..way }).collect();
@@ -284,7 +276,7 @@ impl Measured {
         medians.min_by(f64::total_cmp)
     }
 
-    fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {
+    fn show(&self, terminal: &mut Terminal) -> Result<()> {
         writeln!(terminal)?;
         Table::of(&self.ways)
             .text("way", |way| &way.result.profile)

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 use swiglu::Isa;
@@ -22,7 +23,7 @@ pub(crate) struct InfoArgs {
     probe: bool,
 }
 
-pub(crate) fn info(args: &InfoArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(crate) fn info(args: &InfoArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let mut lines = Vec::new();
     let mut document = processor(&mut lines)?;
     document["cuda"] = cuda(args.probe, &mut lines);
@@ -38,7 +39,7 @@ pub(crate) fn info(args: &InfoArgs, terminal: &mut Terminal) -> anyhow::Result<V
 /// What is said of something, under its name.
 type Lines = Vec<(&'static str, String)>;
 
-fn processor(lines: &mut Lines) -> anyhow::Result<Value> {
+fn processor(lines: &mut Lines) -> Result<Value> {
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     let (version, isa, features) = (env!("CARGO_PKG_VERSION"), Isa::detect(), features());
     let Machine { cpu, threads, .. } = Machine::detect(DeviceKind::Cpu, None)?;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Result;
 use clap::Args;
 use swiglu_formats::{Block, Inspection, LoadOptions};
 
@@ -21,7 +22,7 @@ pub(crate) struct InspectArgs {
 }
 
 /// Ends with 0 where every block would be loaded and its activation is known, else with 1.
-pub(crate) fn inspect(args: &InspectArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(crate) fn inspect(args: &InspectArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let mut options = LoadOptions::default();
     options.ignore.clone_from(&args.ignore);
     options.no_config = args.no_config;
@@ -41,7 +42,6 @@ pub(crate) fn inspect(args: &InspectArgs, terminal: &mut Terminal) -> anyhow::Re
     Ok(if all { Verdict::Passed } else { Verdict::Failed })
 }
 
-/// Defects that are listed.
 const SHOWN: usize = 8;
 
 /// What a block is: the numbers of experts are said where they are not 0 and all that follow.
@@ -56,7 +56,7 @@ fn block(block: &Block) -> String {
     }
 }
 
-fn show(found: &Inspection, terminal: &mut Terminal) -> anyhow::Result<()> {
+fn show(found: &Inspection, terminal: &mut Terminal) -> Result<()> {
     let said = match (&found.architecture, found.family) {
         (Some(name), Some(family)) => format!("`{name}`, of the family {family}"),
         (Some(name), None) => format!("`{name}`, of no family that is known here"),

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
@@ -78,7 +78,7 @@ const OF_H: [usize; 14] = [1, 16, 64, 128, 144, 192, 256, 288, 320, 384, 448, 51
 
 impl TuneArgs {
     /// By weights: what is measured of the same ones stands together.
-    fn cases(&self, dtype: DType) -> anyhow::Result<Vec<Case>> {
+    fn cases(&self, dtype: DType) -> Result<Vec<Case>> {
         let case = |op, shape| self.math.case(Case::new(DeviceKind::Cuda, op, shape, dtype));
         let op = self.op.unwrap_or(CaseOp::GatedLinear);
         let mut cases: Vec<Case> = self.shape.iter().map(|shape| case(op, *shape)).collect();
@@ -100,7 +100,7 @@ impl TuneArgs {
     }
 }
 
-pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let options = TuningOptions { dir: args.out.clone(), disabled: false };
     let device = args.device.open_with_tuning(&options)?;
     let Device::Cuda(cuda) = &device else {
@@ -143,7 +143,7 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> anyhow::Result<V
     Ok(Verdict::from_passed(!entries.iter().flat_map(|entry| &entry.trials).any(unsound)))
 }
 
-fn show(entry: &Entry, terminal: &mut Terminal) -> anyhow::Result<()> {
+fn show(entry: &Entry, terminal: &mut Terminal) -> Result<()> {
     writeln!(terminal, "{}", entry.problem)?;
     let measured = |t: &&Trial| matches!(t.outcome, Outcome::Measured { .. });
     let medians = entry.trials.iter().filter(measured).filter_map(|t| t.outcome.median_us());
@@ -185,12 +185,10 @@ struct Subject<'a> {
     device: &'a Device,
     cuda: &'a Cuda,
     budget: Duration,
-    /// Where measurements are kept.
     options: &'a TuningOptions,
     bar: &'a ProgressBar,
 }
 
-/// The data of a problem on the device.
 struct Copies<'a, T> {
     stream: Stream,
     params: Params<'a, T>,
@@ -216,7 +214,7 @@ impl<T: Element> Copies<'_, T> {
 
 impl Subject<'_> {
     /// Measures one case after the other, and keeps what came of each: a run that is ended has lost nothing.
-    fn measure_all<T: Element>(&self, cases: &[Case]) -> anyhow::Result<Vec<Entry>> {
+    fn measure_all<T: Element>(&self, cases: &[Case]) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
         // Large weights take longer to make than to multiply.
         let same = |a: &Case, b: &Case| {
@@ -235,7 +233,7 @@ impl Subject<'_> {
         Ok(entries)
     }
 
-    fn measure<T: Element>(&self, weights: &Dense<T>, case: &Case) -> anyhow::Result<Entry> {
+    fn measure<T: Element>(&self, weights: &Dense<T>, case: &Case) -> Result<Entry> {
         let params = weights.params();
         let (problem, x) = (params.problem(case.m), inputs::x::<T>(case, SEED)?);
         let stream = self.cuda.stream();
@@ -269,7 +267,7 @@ impl Subject<'_> {
         way: &Candidate,
         data: &Copies<'_, T>,
         checks: &mut Vec<(Numerics, Check)>,
-    ) -> anyhow::Result<Option<Outcome>> {
+    ) -> Result<Option<Outcome>> {
         let refused = |reason| Ok(Some(Outcome::Refused { reason }));
         let Some(numerics) = way.numerics else {
             return refused(way.refusal.clone().unwrap_or_default());
@@ -296,7 +294,7 @@ impl Subject<'_> {
         ways: &[Candidate],
         data: &Copies<'_, T>,
         outcomes: &mut [Option<Outcome>],
-    ) -> anyhow::Result<()> {
+    ) -> Result<()> {
         let mut timed = Vec::new();
         for (i, way) in ways.iter().enumerate() {
             if outcomes[i].is_some() {

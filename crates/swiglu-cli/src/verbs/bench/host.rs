@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use anyhow::Result;
 use serde::Serialize;
 use swiglu::{DType, Device, bf16};
 use swiglu_cuda::jit::cache::CacheOptions;
@@ -31,7 +32,7 @@ struct Row {
 }
 
 /// Measures and prints. The device is there already: the context it made is not part of a first call.
-pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> Result<Verdict> {
     let case = |op| Case::new(DeviceKind::Cuda, op, SHAPE, DType::Bf16);
     let cache = tempfile::tempdir()?;
     let first = |case: &Case| Ok::<_, anyhow::Error>(vec![first_call(cuda, case, cache.path())?]);
@@ -56,7 +57,7 @@ pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> anyho
 }
 
 /// A call of the case on a device, to be enqueued on a stream.
-fn call(cuda: &Cuda, case: &Case) -> anyhow::Result<Enqueue<'static>> {
+fn call(cuda: &Cuda, case: &Case) -> Result<Enqueue<'static>> {
     let (device, stream) = (Device::Cuda(cuda.clone()), cuda.stream());
     let order = Order {
         case,
@@ -74,7 +75,7 @@ fn microseconds(since: Instant) -> f64 {
 
 /// Until the first result is there, as a process with this cache sees it: compiling or loading kernels,
 /// cuBLASLt's choice of an algorithm, the call. Not: packing weights.
-fn first_call(cuda: &Cuda, case: &Case, cache: &Path) -> anyhow::Result<f64> {
+fn first_call(cuda: &Cuda, case: &Case, cache: &Path) -> Result<f64> {
     let cache = CacheOptions { dir: Some(cache.to_owned()), ..CacheOptions::default() };
     // Nothing is loaded in this one yet, whatever others have.
     let (device, tf32) = (cuda.ordinal(), cuda.tf32());
@@ -89,7 +90,7 @@ fn first_call(cuda: &Cuda, case: &Case, cache: &Path) -> anyhow::Result<f64> {
 }
 
 /// Microseconds that the host spends on a call that is enqueued behind others.
-fn later_calls(cuda: &Cuda, case: &Case, seconds: f64) -> anyhow::Result<Vec<f64>> {
+fn later_calls(cuda: &Cuda, case: &Case, seconds: f64) -> Result<Vec<f64>> {
     let (mut call, stream) = (call(cuda, case)?, cuda.stream());
     // The first call compiles and grows workspaces.
     call(&stream, 0)?;

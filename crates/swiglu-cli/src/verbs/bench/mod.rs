@@ -6,7 +6,7 @@ mod report;
 
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use clap::{ArgAction, Args, ValueEnum};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ struct Limits {
     ceilings: Ceilings,
 }
 
-pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> Result<Verdict> {
     args.lab.expect_places(true)?;
     let device = args.device.open()?;
     if args.op.is_none() && args.suite == Suite::Host {
@@ -150,7 +150,7 @@ fn limits_of(
     device: &Device,
     case: &Case,
     seconds: f64,
-) -> anyhow::Result<Ceilings> {
+) -> Result<Ceilings> {
     let (threads, weights) = (device.threads(), case.op.has_weights());
     let changes = case.device == DeviceKind::Cpu && !weights;
     let same = |l: &&Limits| l.threads == threads && l.weights == weights;
@@ -167,7 +167,7 @@ fn limits_of(
 }
 
 impl BenchArgs {
-    fn cases(&self, device: &Device) -> anyhow::Result<Vec<Case>> {
+    fn cases(&self, device: &Device) -> Result<Vec<Case>> {
         let mut cases = match self.op {
             None => self.suite.cases(args::kind(device))?,
             Some(op) => self.cases_of(op, device),
@@ -184,7 +184,6 @@ impl BenchArgs {
         Ok(cases)
     }
 
-    /// The cases that were asked for, in every element type.
     fn cases_of(&self, op: CaseOp, device: &Device) -> Vec<Case> {
         let kind = args::kind(device);
         let (usual, columns) = match op {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use anyhow::Result;
 use comfy_table::Cell;
 use serde::Serialize;
 use swiglu::Arrangement;
@@ -130,7 +131,7 @@ impl Row {
 }
 
 /// The table, and under it what is missing or wrong.
-pub(super) fn show(rows: &[Row], terminal: &mut Terminal) -> anyhow::Result<()> {
+pub(super) fn show(rows: &[Row], terminal: &mut Terminal) -> Result<()> {
     let error = |r: &Row| r.result.error.and_then(|e| e.relative_frobenius);
     Table::of(rows)
         .group("case", |r| &r.case)

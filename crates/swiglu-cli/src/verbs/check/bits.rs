@@ -7,7 +7,6 @@ use swiglu::{Activation, DType, Element, GateUpRef, Matrix, MatrixRef, Numerics,
 use swiglu_core::conformance::Backend;
 use swiglu_core::random;
 
-/// The operation's name in a report.
 pub(super) const NAME: &str = "activation bits";
 /// Odd, so that every vector width has a tail.
 const RANDOM_VALUES: usize = 1021;

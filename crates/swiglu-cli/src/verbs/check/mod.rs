@@ -2,6 +2,7 @@
 
 mod bits;
 
+use anyhow::Result;
 use clap::Args;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -74,7 +75,7 @@ impl CheckArgs {
     }
 }
 
-pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let device = args.device.open()?;
     let mut report = Report::default();
     let mut on = Vec::new();
@@ -152,7 +153,7 @@ fn check_cpu(
     threads: usize,
     terminal: &Terminal,
     report: &mut Report,
-) -> anyhow::Result<String> {
+) -> Result<String> {
     let isas = args.device.isa.map_or_else(|| Isa::available().collect(), |isa| vec![isa]);
     let mut counts = vec![1, threads];
     counts.dedup();
@@ -221,7 +222,6 @@ fn judge<B: Backend + Sync>(
     }
 }
 
-/// How one case ended.
 #[derive(Default)]
 struct Finding {
     worst_element: f64,
@@ -239,7 +239,6 @@ struct Row {
     failed: usize,
     /// The largest |error| of an element ÷ its bound; above 1 it is wrong.
     worst_element: f64,
-    /// The largest relative Frobenius error.
     worst_relative_error: f64,
 }
 
@@ -294,7 +293,7 @@ impl Report {
         }
     }
 
-    fn show(&self, on: &str, terminal: &mut Terminal) -> anyhow::Result<()> {
+    fn show(&self, on: &str, terminal: &mut Terminal) -> Result<()> {
         Table::of(&self.rows)
             .text("kernel", |r| &r.kernel)
             .text("op", |r| r.op)

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use swiglu::{
     Activation, CoreError, DType, Numerics, Op, Problem, QuantizedType, QuantizedTypes,
@@ -66,7 +66,7 @@ fn shape(s: &str) -> Result<Shape, CoreError> {
 pub(super) type Layer = (Problem, Option<Vec<usize>>);
 
 impl Layers {
-    pub(super) fn named(&self) -> anyhow::Result<Vec<Layer>> {
+    pub(super) fn named(&self) -> Result<Vec<Layer>> {
         let of_size = |model: &String| named(model).is_some();
         if self.bias && self.shape.is_empty() && !self.models.iter().any(of_size) {
             bail!("--bias is of sizes: files say which biases they have; leave it out");
@@ -115,7 +115,7 @@ impl Layers {
         self.kinds().map(of)
     }
 
-    fn of_block(&self, contents: &Contents) -> anyhow::Result<Vec<Problem>> {
+    fn of_block(&self, contents: &Contents) -> Result<Vec<Problem>> {
         let own = contents.activation.as_deref().map(str::parse).transpose()?;
         let Some(activation) = self.activation.or(own) else {
             bail!("{}; --activation names it", by_options(&contents.activation_source));
@@ -172,8 +172,8 @@ fn named(name: &str) -> Option<[usize; 2]> {
 fn of_file<L: PartialEq>(
     model: &str,
     what: &str,
-    of: impl Fn(&Contents) -> anyhow::Result<Vec<L>>,
-) -> anyhow::Result<Vec<L>> {
+    of: impl Fn(&Contents) -> Result<Vec<L>>,
+) -> Result<Vec<L>> {
     let path = Path::new(model);
     if !path.exists() {
         let names: Vec<&str> = MODELS.iter().map(|(name, _)| *name).collect();
@@ -204,7 +204,7 @@ fn of_file<L: PartialEq>(
 }
 
 /// Each K and H of a model's blocks, once.
-pub(crate) fn sizes(model: &str) -> anyhow::Result<Vec<[usize; 2]>> {
+pub(crate) fn sizes(model: &str) -> Result<Vec<[usize; 2]>> {
     if let Some(size) = named(model) {
         return Ok(vec![size]);
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -69,7 +69,7 @@ struct Selection {
     strict: bool,
 }
 
-pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let (given, selection, named, out) = match &args.action {
         Action::List { arch, selection } => (arch, selection, None, None),
         Action::Build { arch, out, selection, layers } => {
@@ -117,7 +117,7 @@ pub(super) fn compile(
     arch: Arch,
     kernels: impl Iterator<Item = NamedVariant>,
     terminal: &Terminal,
-) -> anyhow::Result<()> {
+) -> Result<()> {
     let jobs: Vec<Job> = once_each(kernels).into_iter().map(|kernel| (arch, kernel)).collect();
     let report = gather(&jobs, &KernelCache::new(&CacheOptions::default()), terminal)?;
     if report.left > 0 {
@@ -127,7 +127,7 @@ pub(super) fn compile(
 }
 
 /// Finds out before minutes of compiling whether what comes of it can be kept.
-fn expect_room(out: &Path) -> anyhow::Result<()> {
+fn expect_room(out: &Path) -> Result<()> {
     let advice = "expected a directory that can be written, with room for some tens of megabytes";
     let failed = || format!("{}: kernels cannot be kept here: {advice}", out.display());
     // In what is there of it: the rest is made with the first kernel.
@@ -146,7 +146,7 @@ fn expect_room(out: &Path) -> anyhow::Result<()> {
 
 /// What went wrong with the directory may have been put right in doing so: a damaged entry is made again.
 /// Refuses to be done where a kernel that compiles is not there now.
-fn expect_kept(report: &Report, out: &Path, warnings: &str) -> anyhow::Result<()> {
+fn expect_kept(report: &Report, out: &Path, warnings: &str) -> Result<()> {
     let again = KernelCache::at(out);
     for row in report.kernels.iter().filter(|row| row.error.is_none()) {
         if again.module(&row.kernel, row.arch)?.origin == Origin::Compiled {
@@ -161,7 +161,7 @@ fn selected(
     archs: &[Arch],
     selection: &Selection,
     all: impl Fn(Arch) -> Vec<NamedVariant>,
-) -> anyhow::Result<Vec<Job>> {
+) -> Result<Vec<Job>> {
     let archs: BTreeSet<Arch> = archs.iter().copied().collect();
     let only = &selection.only;
     let wanted = |v: &NamedVariant| {
@@ -187,7 +187,7 @@ type Job = (Arch, NamedVariant);
 const SECONDS_EACH: f64 = 1.0;
 
 /// The variants, begun in their order. What is compiled is kept at once, so that a run which is stopped has lost nothing.
-fn gather(jobs: &[Job], cache: &KernelCache, terminal: &Terminal) -> anyhow::Result<Report> {
+fn gather(jobs: &[Job], cache: &KernelCache, terminal: &Terminal) -> Result<Report> {
     let stop = Arc::new(AtomicBool::new(false));
     stop_on_signals(&stop, "the kernels that are being compiled, which are kept")?;
     let kept = jobs.par_iter().filter(|(arch, named)| cache.has(&named.variant, *arch)).count();
@@ -278,7 +278,6 @@ fn row(
     })
 }
 
-/// What became of one variant on one architecture.
 #[derive(Debug, Serialize)]
 struct Row {
     #[serde(skip)]
@@ -318,7 +317,7 @@ struct Report {
 }
 
 impl Report {
-    fn show(&self, terminal: &mut Terminal) -> anyhow::Result<()> {
+    fn show(&self, terminal: &mut Terminal) -> Result<()> {
         // A module has several kernels: the most registers and shared memory of one, the spills of all.
         let most =
             |row: &Row, of: fn(&EntryLog) -> u32| row.log.entries.iter().map(of).max().unwrap_or(0);

@@ -1,6 +1,6 @@
 //! Cases without a definition: the lab's protocol and peers for a question asked at the prompt.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 use swiglu::Rounding;
@@ -88,7 +88,7 @@ pub(crate) fn experiment(cases: Vec<Case>, profiles: Vec<ProfileDef>) -> Experim
 
 impl AdHocArgs {
     /// Refuses places that are not there, before anything is measured, and any where nothing is.
-    pub(crate) fn expect_places(&self, measured: bool) -> anyhow::Result<()> {
+    pub(crate) fn expect_places(&self, measured: bool) -> Result<()> {
         if !measured && (self.dir.lab.is_some() || self.peers.peers.is_some()) {
             bail!(
                 "--lab and --peers are for problems that are measured (--measure, without --weights)"
@@ -106,7 +106,7 @@ impl AdHocArgs {
         experiment: &Experiment,
         seconds: f64,
         terminal: &Terminal,
-    ) -> anyhow::Result<Record> {
+    ) -> Result<Record> {
         let scratch = tempfile::tempdir().context("a directory for the measurements")?;
         let store = Store::new(scratch.path().join("records"));
         let machine = Machine::detect(experiment.device, None)?;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use clap::Args;
 use swiglu_lab::gate::{Comparison, GateReport, Outcome};
 use swiglu_lab::record::{Interval, Machine, Opened, Store};
@@ -37,7 +37,7 @@ pub(super) struct GateArgs {
     peers: PeerArgs,
 }
 
-pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
     let machine = Machine::detect(experiment.device, args.machine.as_deref())?;
     let store = args.places.records()?;
@@ -69,7 +69,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> anyhow::Result<V
     Ok(report.passed().map_or(Verdict::Unfinished, Verdict::from_passed))
 }
 
-fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Result<Opened> {
+fn newest(store: &Store, experiment: &Experiment, machine: &str) -> Result<Opened> {
     let (records, refused) = store.of_experiment(&experiment.id)?;
     expect_none(refused)?;
     let usable = |o: &Opened| {
@@ -83,7 +83,7 @@ fn newest(store: &Store, experiment: &Experiment, machine: &str) -> anyhow::Resu
     })
 }
 
-fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> anyhow::Result<()> {
+fn show(report: &GateReport, old: &Opened, terminal: &mut Terminal) -> Result<()> {
     use Outcome::{Held, Improved, NotComparable, Regressed, Undecided};
     let interval = |i: Option<Interval>| {
         let shown = i.map(|i| (table::number(i.value), i.ci95.map(table::number)));

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use serde_json::{Value, json};
 use swiglu_lab::record::{Interval, Opened, Refused};
@@ -39,7 +39,7 @@ fn document(entry: &Entry) -> Value {
     })
 }
 
-pub(super) fn list(places: &PlaceArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(super) fn list(places: &PlaceArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let lab = places.dir.lab()?;
     let site = Site::gather(&lab, &places.records()?, &History::around(&lab))?;
     let document: Vec<Value> = site.experiments.iter().map(document).collect();
@@ -48,7 +48,7 @@ pub(super) fn list(places: &PlaceArgs, terminal: &mut Terminal) -> anyhow::Resul
 }
 
 /// Says what is strange. What could be read has been shown; what could not is an error all the same.
-fn expect_whole(site: &Site) -> anyhow::Result<Verdict> {
+fn expect_whole(site: &Site) -> Result<Verdict> {
     site.strays.iter().for_each(|stray| say(format!("warning: {stray}")));
     let troubles = site.troubles();
     if !troubles.is_empty() {
@@ -57,7 +57,7 @@ fn expect_whole(site: &Site) -> anyhow::Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-fn table_of(entries: &[Entry], terminal: &mut Terminal) -> anyhow::Result<()> {
+fn table_of(entries: &[Entry], terminal: &mut Terminal) -> Result<()> {
     let figure = |entry, of: fn(&RecordVerdict, Interval) -> String| {
         headline(entry).map(|(decisive, ratio)| of(decisive, ratio)).unwrap_or_default()
     };
@@ -86,15 +86,11 @@ fn table_of(entries: &[Entry], terminal: &mut Terminal) -> anyhow::Result<()> {
 }
 
 /// Refuses to go on with records of which some cannot be believed.
-pub(super) fn expect_none(refused: Vec<Refused>) -> anyhow::Result<()> {
+pub(super) fn expect_none(refused: Vec<Refused>) -> Result<()> {
     refused.into_iter().try_for_each(|refused| Err(refused.error.into()))
 }
 
-pub(super) fn show(
-    id: &str,
-    places: &PlaceArgs,
-    terminal: &mut Terminal,
-) -> anyhow::Result<Verdict> {
+pub(super) fn show(id: &str, places: &PlaceArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let experiment = Experiment::find(&places.experiments()?, id)?;
     let entry = Entry::of(experiment, &places.records()?, &History::around(&places.dir.lab()?))?;
     let Entry { experiment, verdict, records, ages, refused } = entry;
@@ -154,7 +150,7 @@ pub(super) struct ReportArgs {
     places: PlaceArgs,
 }
 
-pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> Result<Verdict> {
     if let Some(out) = args.out.as_ref().filter(|out| out.exists() && !out.is_dir()) {
         let shown = out.display();
         bail!("--out {shown}: it is a file; expected a new or empty directory, or an old report");
@@ -187,7 +183,7 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> anyhow::Resu
 
 /// Refuses to write over a document that somebody else wrote. What is no regular file is not read: a pipe that leads to
 /// whoever reads our output would be waited for without end.
-fn expect_ours(file: &Path) -> anyhow::Result<()> {
+fn expect_ours(file: &Path) -> Result<()> {
     if !file.is_file() {
         return Ok(());
     }

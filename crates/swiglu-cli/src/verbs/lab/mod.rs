@@ -11,6 +11,7 @@ mod request;
 pub(crate) mod run;
 mod session;
 
+use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use crate::terminal::{Terminal, Verdict};
@@ -74,7 +75,7 @@ enum Action {
     },
 }
 
-pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(crate) fn lab(args: &LabArgs, terminal: &mut Terminal) -> Result<Verdict> {
     match &args.action {
         Action::List(places) => list::list(places, terminal),
         Action::Show { experiment, places } => list::show(experiment, places, terminal),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use serde_json::json;
 use swiglu_lab::executor::{Job, JobEvent, Jobs, Merged, Outcome, Polled, Request};
 use swiglu_lab::record::Opened;
@@ -23,17 +23,10 @@ pub(super) fn run(
     Asked { args, lab, experiment, store, jobs, spec, .. }: &Asked<'_>,
     run_id: &str,
     terminal: &Terminal,
-) -> anyhow::Result<Option<Opened>> {
-    let program = std::env::current_exe().context("the path of this program")?;
-    let request = Request {
-        experiment,
-        run_id,
-        arguments: args.arguments(spec),
-        program: &program,
-        lab,
-        peers: &args.peers.dir(lab),
-        store,
-    };
+) -> Result<Option<Opened>> {
+    let program = &std::env::current_exe().context("the path of this program")?;
+    let (arguments, peers) = (args.arguments(spec), &args.peers.dir(lab));
+    let request = Request { experiment, run_id, arguments, program, lab, peers, store };
     let interrupted = Arc::new(AtomicBool::new(false));
     stop_on_signals(&interrupted, "a look at the job, which goes on")?;
     let (bar, place) = (terminal.spinner(), spec.place());
@@ -86,11 +79,7 @@ fn line(polled: &Polled) -> String {
     }
 }
 
-pub(super) fn status(
-    all: bool,
-    places: &LabDirArgs,
-    terminal: &mut Terminal,
-) -> anyhow::Result<Verdict> {
+pub(super) fn status(all: bool, places: &LabDirArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let jobs = Jobs::new(&places.lab()?);
     let mut rows = Vec::new();
     for mut job in jobs.all()?.into_iter().filter(|job| all || !job.fetched) {
@@ -121,7 +110,7 @@ pub(super) fn fetch(
     job: Option<&str>,
     places: &LabDirArgs,
     terminal: &mut Terminal,
-) -> anyhow::Result<Verdict> {
+) -> Result<Verdict> {
     let jobs = Jobs::new(&places.lab()?);
     let chosen: Vec<Job> = match job {
         Some(name) => vec![jobs.find(name)?],
@@ -142,11 +131,7 @@ pub(super) fn fetch(
     Ok(if over { Verdict::Passed } else { Verdict::Unfinished })
 }
 
-pub(super) fn cancel(
-    job: &str,
-    places: &LabDirArgs,
-    terminal: &mut Terminal,
-) -> anyhow::Result<Verdict> {
+pub(super) fn cancel(job: &str, places: &LabDirArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let jobs = Jobs::new(&places.lab()?);
     let mut job = jobs.find(job)?;
     job.cancel(&jobs)?;

@@ -3,12 +3,11 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use swiglu_lab::peer::PeerCommands;
 use swiglu_lab::record::Store;
 
-/// Where experiments and peers are.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Places")]
 pub(super) struct LabDirArgs {
@@ -17,7 +16,6 @@ pub(super) struct LabDirArgs {
     pub(super) lab: Option<PathBuf>,
 }
 
-/// Where experiments, records and decisions are.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Places")]
 pub(super) struct PlaceArgs {
@@ -35,7 +33,7 @@ impl LabDirArgs {
         format!("`swiglu lab {words}{}`", lab.collect::<String>())
     }
 
-    pub(super) fn lab(&self) -> anyhow::Result<PathBuf> {
+    pub(super) fn lab(&self) -> Result<PathBuf> {
         if let Some(lab) = &self.lab {
             if !lab.join("experiments").is_dir() {
                 bail!("{}: expected a directory with `experiments` in it", lab.display());
@@ -54,12 +52,12 @@ impl LabDirArgs {
 }
 
 impl PlaceArgs {
-    pub(super) fn experiments(&self) -> anyhow::Result<PathBuf> {
+    pub(super) fn experiments(&self) -> Result<PathBuf> {
         Ok(self.dir.lab()?.join("experiments"))
     }
 
     /// The records of something that reads them: a directory that was named must be there.
-    pub(super) fn records(&self) -> anyhow::Result<Store> {
+    pub(super) fn records(&self) -> Result<Store> {
         if let Some(records) = self.records.as_ref().filter(|records| !records.is_dir()) {
             bail!("--records {}: expected a directory with records", records.display());
         }
@@ -67,7 +65,7 @@ impl PlaceArgs {
     }
 
     /// Where records are or will be.
-    pub(super) fn store(&self) -> anyhow::Result<Store> {
+    pub(super) fn store(&self) -> Result<Store> {
         Ok(Store::new(match &self.records {
             Some(records) => records.clone(),
             None => self.dir.lab()?.join("records"),
@@ -75,7 +73,6 @@ impl PlaceArgs {
     }
 }
 
-/// How peers are started.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Peers")]
 pub(super) struct PeerArgs {
@@ -93,7 +90,7 @@ impl PeerArgs {
     }
 
     /// Refuses a directory that was named and is not there.
-    pub(super) fn expect_dir(&self) -> anyhow::Result<()> {
+    pub(super) fn expect_dir(&self) -> Result<()> {
         if let Some(peers) = self.peers.as_ref().filter(|peers| !peers.is_dir()) {
             bail!("--peers {}: expected a directory with peers", peers.display());
         }
@@ -101,7 +98,7 @@ impl PeerArgs {
     }
 
     /// The commands, with logs in a directory that exists.
-    pub(super) fn commands(&self, lab: &Path, logs: &Path) -> anyhow::Result<PeerCommands> {
+    pub(super) fn commands(&self, lab: &Path, logs: &Path) -> Result<PeerCommands> {
         self.expect_dir()?;
         Ok(PeerCommands {
             own: own_peer()?,
@@ -118,7 +115,7 @@ pub(crate) const OWN: &str = "swiglu";
 pub(super) const OUR_PEERS: [&str; 2] = [OWN, "read"];
 
 /// How this program is started as a peer.
-pub(crate) fn own_peer() -> anyhow::Result<Vec<OsString>> {
+pub(crate) fn own_peer() -> Result<Vec<OsString>> {
     let program = std::env::current_exe().context("the path of this program")?;
     Ok(vec![program.into_os_string(), "lab".into(), "peer".into()])
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Result;
 use clap::Args;
 use serde_json::json;
 use swiglu_cuda::DeviceFacts;
@@ -28,7 +29,7 @@ pub(super) struct ReadyArgs {
     peers: PeerArgs,
 }
 
-pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(super) fn ready(args: &ReadyArgs, terminal: &mut Terminal) -> Result<Verdict> {
     if let Some(place) = &args.on {
         let spec = ExecutorSpec::find(place, &args.places.dir.lab()?)?;
         let checks = executor::readiness(&spec);
@@ -59,7 +60,7 @@ fn checks(
     experiments: &[Experiment],
     ReadyArgs { places, peers, .. }: &ReadyArgs,
     terminal: &Terminal,
-) -> anyhow::Result<BTreeMap<String, Vec<Check>>> {
+) -> Result<BTreeMap<String, Vec<Check>>> {
     let logs = Logs::of("ready")?;
     let commands = peers.commands(&places.dir.lab()?, logs.dir())?;
     let store = places.store()?;
@@ -74,7 +75,7 @@ fn checks(
 }
 
 /// The device that experiments of a kind measure.
-fn device(kind: DeviceKind, places: &PlaceArgs) -> anyhow::Result<Check> {
+fn device(kind: DeviceKind, places: &PlaceArgs) -> Result<Check> {
     let what = format!("device {kind}");
     Ok(match kind {
         DeviceKind::Cpu => {
@@ -96,7 +97,7 @@ fn device(kind: DeviceKind, places: &PlaceArgs) -> anyhow::Result<Check> {
 }
 
 /// Each check once, then which experiments have all that they need.
-fn show(checked: &BTreeMap<String, Vec<Check>>, terminal: &mut Terminal) -> anyhow::Result<()> {
+fn show(checked: &BTreeMap<String, Vec<Check>>, terminal: &mut Terminal) -> Result<()> {
     let mut checks: BTreeMap<&str, &Check> = BTreeMap::new();
     for check in checked.values().flatten() {
         checks.entry(&check.what).or_insert(check);
@@ -112,10 +113,7 @@ fn show(checked: &BTreeMap<String, Vec<Check>>, terminal: &mut Terminal) -> anyh
     Ok(())
 }
 
-fn print<'a>(
-    checks: impl Iterator<Item = &'a Check>,
-    terminal: &mut Terminal,
-) -> anyhow::Result<()> {
+fn print<'a>(checks: impl Iterator<Item = &'a Check>, terminal: &mut Terminal) -> Result<()> {
     Table::of(&checks.collect::<Vec<_>>())
         .text("needed", |check| &check.what)
         .text("there", |check| if check.ok { table::good("yes") } else { table::bad("no") })

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use swiglu_lab::executor::{ENVIRONMENT, ExecutorKind, ExecutorSpec, Jobs};
 use swiglu_lab::record::{Machine, Opened, Store};
@@ -108,7 +108,7 @@ pub(super) struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    pub(super) fn of(args: &'a RunArgs) -> anyhow::Result<Self> {
+    pub(super) fn of(args: &'a RunArgs) -> Result<Self> {
         let lab = args.places.dir.lab()?;
         let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
         let machine = Machine::detect(experiment.device, args.machine.as_deref())?;
@@ -118,7 +118,7 @@ impl<'a> Asked<'a> {
     }
 
     /// What it is called, and what there is of it, on this machine if it runs here.
-    pub(super) fn named(&self) -> anyhow::Result<(String, Option<Opened>)> {
+    pub(super) fn named(&self) -> Result<(String, Option<Opened>)> {
         let Self { args, experiment, spec, .. } = self;
         let (mut records, _) = self.store.of_experiment(&experiment.id)?;
         let local = spec.kind == ExecutorKind::Local;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use serde_json::json;
 use swiglu::{CpuOptions, Device};
 use swiglu_lab::executor::ExecutorKind;
@@ -22,7 +22,7 @@ use crate::ceilings;
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, say, stop_on_signals};
 
-pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let asked = Asked::of(args)?;
     let experiment = &asked.experiment;
     let (run_id, begun) = asked.named()?;
@@ -61,11 +61,7 @@ pub(super) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Ver
 }
 
 /// Runs in this process; none if it was asked to stop before the end.
-fn here(
-    asked: &Asked<'_>,
-    mut options: RunOptions,
-    terminal: &Terminal,
-) -> anyhow::Result<Option<Opened>> {
+fn here(asked: &Asked<'_>, mut options: RunOptions, terminal: &Terminal) -> Result<Option<Opened>> {
     let Asked { args, lab, experiment, machine, store, .. } = asked;
     options.executor = Executed::detect(lab)?;
     stop_on_signals(&options.stop, "this case, which is kept")?;
@@ -85,7 +81,7 @@ fn show(
     Opened { path, record }: &Opened,
     verdict: &LabVerdict,
     terminal: &mut Terminal,
-) -> anyhow::Result<()> {
+) -> Result<()> {
     let number = |x: Option<f64>| x.map(table::number).unwrap_or_default();
     let ratio = |entry: &ResultEntry| record.ratio_to_baseline(experiment, entry);
     let error = |entry: &ResultEntry| entry.error.and_then(|e| e.relative_frobenius);
@@ -128,7 +124,6 @@ fn show(
     writeln!(terminal, "record: {}", path.display())
 }
 
-/// Why results are missing or wrong, each with its cases.
 fn reasons(record: &Record) -> BTreeMap<(&str, &str), Vec<&str>> {
     let mut reasons: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for entry in &record.results {
@@ -157,7 +152,7 @@ fn complete(
     Finished { path, record, .. }: &mut Finished,
     own: &[OsString],
     terminal: &Terminal,
-) -> anyhow::Result<()> {
+) -> Result<()> {
     let had = (record.ceilings.is_some(), record.profiling.len());
     let is_measured = |r: &&ResultEntry| r.status == Status::Ok;
     if !had.0 && record.results.iter().any(|r| is_measured(&r)) && experiment.asks_for_rates() {

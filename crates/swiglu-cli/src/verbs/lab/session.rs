@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::DirEntry;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 use swiglu_cuda::DeviceFacts;
 use swiglu_lab::peer::PeerCommands;
@@ -41,7 +41,7 @@ impl<'a> Session<'a> {
         machine: &'a Machine,
         lab: &Path,
         peers: &PeerArgs,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self> {
         let none = |e: swiglu_cuda::CudaError| LabError::Refused {
             place: format!("experiment {}", experiment.id),
             what: "measuring a CUDA device",
@@ -53,10 +53,8 @@ impl<'a> Session<'a> {
             DeviceKind::Cuda => DeviceFacts::of(0).map_err(none)?.uuid,
         };
         // One that has no identity could be the one that another run measures.
-        let measured = match identity.as_str() {
-            "" => Measured::Machine,
-            id => Measured::Device(id),
-        };
+        let known = (!identity.is_empty()).then_some(Measured::Device(&identity));
+        let measured = known.unwrap_or(Measured::Machine);
         let lock = store.lock(&Locks::of_user()?, measured, &machine.name, name)?;
         let logs = Logs::of(name)?;
         let commands = peers.commands(lab, logs.dir())?;
@@ -70,11 +68,8 @@ impl<'a> Session<'a> {
         watch: &mut dyn FnMut(Event<'_>),
     ) -> swiglu_lab::Result<Finished> {
         let Self { store, machine, lock, code, commands, .. } = &*self;
-        let finished = Laboratory { store, lock, commands, machine, code }.run(
-            self.experiment,
-            options,
-            watch,
-        );
+        let laboratory = Laboratory { store, lock, commands, machine, code };
+        let finished = laboratory.run(self.experiment, options, watch);
         self.logs.close(&finished);
         finished
     }
@@ -84,7 +79,7 @@ impl<'a> Session<'a> {
         &mut self,
         options: &RunOptions,
         terminal: &Terminal,
-    ) -> anyhow::Result<Finished> {
+    ) -> Result<Finished> {
         let mut bar = ProgressBar::hidden();
         let mut case = String::new();
         let (mut begun, mut all) = (0, 0);
@@ -112,11 +107,8 @@ impl<'a> Session<'a> {
             {
                 tell(&bar, format!("{case}: {profile}: {reason}"));
             }
-            Event::Deciding(preparations) => {
-                tell(
-                    &bar,
-                    format!("not decided: every case is prepared {preparations} times more"),
-                );
+            Event::Deciding(more) => {
+                tell(&bar, format!("not decided: every case is prepared {more} times more"));
             }
             Event::Again(count) => {
                 let few = "outside of the claim's margin after few preparations";
@@ -142,7 +134,7 @@ pub(super) fn doing(case: &str, profile: &str, what: &str, options: &RunOptions)
 /// A program that is not optimised measures its compiler's settings, where it measures itself.
 pub(super) fn expect_optimised<'a>(
     mut measured: impl Iterator<Item = &'a ProfileDef>,
-) -> anyhow::Result<()> {
+) -> Result<()> {
     if cfg!(debug_assertions) && measured.any(|p| OUR_PEERS.contains(&p.peer.as_str())) {
         bail!(
             "this program is not optimised, so its times are no evidence: build it with --release, \
@@ -157,7 +149,7 @@ pub(super) struct Logs(TempDir);
 
 impl Logs {
     /// A directory of this run alone: a fixed name would belong to whoever made it first.
-    pub(super) fn of(run: &str) -> anyhow::Result<Self> {
+    pub(super) fn of(run: &str) -> Result<Self> {
         let made = tempfile::Builder::new().prefix(&format!("swiglu-lab-{run}-")).tempdir();
         Ok(Self(made.context("a directory for the peers' logs")?))
     }

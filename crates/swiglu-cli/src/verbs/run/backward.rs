@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Result;
 use serde::Serialize;
 use swiglu::{
     Device, Element, Matrix, MatrixRef, Orientation, Path, Rounding, SavePolicy, StridedRef,
@@ -18,7 +19,6 @@ use crate::verify::factor_roundoff;
 /// Multiply-adds of one product that the oracle may take: about a second for all of them.
 const BUDGET: f64 = 6.5e7;
 
-/// A gradient against float64.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct GradientReport {
     relative_frobenius: f64,
@@ -42,7 +42,6 @@ pub(super) struct TrainingReport {
     save_policy: SavePolicy,
     /// What is kept between the passes, beside x.
     kept_bytes: usize,
-    /// Tokens whose gradients were verified.
     tokens_verified: usize,
 }
 
@@ -52,7 +51,7 @@ impl TrainingReport {
     }
 
     /// What was timed, and one line for each gradient.
-    pub(super) fn show(&self, m: usize, terminal: &mut Terminal) -> anyhow::Result<()> {
+    pub(super) fn show(&self, m: usize, terminal: &mut Terminal) -> Result<()> {
         let Self { save_policy, kept_bytes, tokens_verified, .. } = self;
         let of = if *tokens_verified < m { format!(" of {m}") } else { String::new() };
         writeln!(
@@ -91,7 +90,7 @@ impl<'a, T: Element> Training<'a, T> {
         device: &'a Device,
         params: &'a Params<'a, T>,
         x: &Matrix<T>,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self> {
         let policy = args.keep.unwrap_or_default();
         let layer = |path| params.pack(device, path, Some(policy));
         let layers = [layer(None)?, layer(Some(Path::Unfused))?];
@@ -104,13 +103,13 @@ impl<'a, T: Element> Training<'a, T> {
 
     /// Every gradient against float64, of as many tokens as the oracle is quick for; a fast wrong way to compare with
     /// would make a meaningless ratio, so that it is judged too.
-    pub(super) fn verify(&self, x: MatrixRef<'_, T>) -> anyhow::Result<TrainingReport> {
+    pub(super) fn verify(&self, x: MatrixRef<'_, T>) -> Result<TrainingReport> {
         let problem = self.params.problem(1);
         let most = BUDGET / (problem.hidden * problem.intermediate).max(1) as f64;
         let (all, m) = (x.rows(), x.rows().min(most.max(1.0) as usize));
         let (x, dy) = (x.rows_range(0..m)?, self.dy.view().rows_range(0..m)?);
         let mut kept_bytes = 0;
-        let mut judged = |layer: &Packed, path| -> anyhow::Result<_> {
+        let mut judged = |layer: &Packed, path| -> Result<_> {
             let mut step = Step::new(&self.params.problem(m), self.params.down_orientation())?;
             kept_bytes = step.run(layer, x, dy)?.max(kept_bytes);
             judge(self.device, &in_numerics(self.params, layer, path, m), [x, dy], &step)
@@ -152,7 +151,7 @@ fn judge<T: Element>(
     params: &Params<'_, T>,
     [x, dy]: [MatrixRef<'_, T>; 2],
     step: &Step<T>,
-) -> anyhow::Result<BTreeMap<&'static str, GradientReport>> {
+) -> Result<BTreeMap<&'static str, GradientReport>> {
     let expected = params.gradients(x, dy, factor_roundoff(device, T::DTYPE))?;
     let names = ["dx", "dw_gate", "dw_up", "dw_down"];
     let references = [&expected.dx, &expected.gate, &expected.up];
@@ -181,10 +180,7 @@ fn judge<T: Element>(
     Ok(reports)
 }
 
-fn of<V: Element>(
-    reference: &GradientReference,
-    out: MatrixRef<'_, V>,
-) -> anyhow::Result<GradientReport> {
+fn of<V: Element>(reference: &GradientReference, out: MatrixRef<'_, V>) -> Result<GradientReport> {
     let judgement = reference.judge(out)?;
     let beyond =
         judgement.overflow.map(|o| o.to_string()).or(judgement.lost.map(|l| l.to_string()));

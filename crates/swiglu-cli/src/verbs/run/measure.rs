@@ -3,7 +3,7 @@
 use std::path::Path as FilePath;
 use std::time::Duration;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use swiglu::{
     ActivationSource, CoreError, DType, Device, Element, Matrix, MatrixRef, MlpWeights, Pass, Path,
     Plan, Problem, SavePolicy,
@@ -33,10 +33,7 @@ pub(super) struct Measurement<'a> {
 }
 
 impl Measurement<'_> {
-    pub(super) fn report<T: Element>(
-        &mut self,
-        output: Option<&FilePath>,
-    ) -> anyhow::Result<Report> {
+    pub(super) fn report<T: Element>(&mut self, output: Option<&FilePath>) -> Result<Report> {
         let Self { args, subject, device, .. } = *self;
         let weights = args.math.layer(subject.weights.clone(), T::DTYPE);
         self.expect_decoding_to_matter::<T>(&weights)?;
@@ -124,7 +121,7 @@ impl Measurement<'_> {
     }
 
     /// Refuses `--decode-weights` for an embedded layer and the input that came with it where that changes nothing.
-    fn expect_decoding_to_matter<T: Element>(&self, weights: &MlpWeights) -> anyhow::Result<()> {
+    fn expect_decoding_to_matter<T: Element>(&self, weights: &MlpWeights) -> Result<()> {
         let RunArgs { decode_weights, input, weights: file, .. } = self.args;
         if !decode_weights || input.is_some() || file.weights.is_some() {
             return Ok(());
@@ -144,7 +141,7 @@ impl Measurement<'_> {
         params: &Params<'_, T>,
         layer: &Packed,
         x: MatrixRef<'_, T>,
-    ) -> anyhow::Result<(Plan, Matrix<T>, Check)> {
+    ) -> Result<(Plan, Matrix<T>, Check)> {
         let plan = layer.plan(x.rows());
         let mut y = Matrix::zeros(x.rows(), out_features(&plan.problem))?;
         layer.forward_into(x, y.view_mut())?;
@@ -157,7 +154,7 @@ impl Measurement<'_> {
         &self,
         weights: &'w MlpWeights,
         tokens: usize,
-    ) -> anyhow::Result<Storage<'w, T>> {
+    ) -> Result<Storage<'w, T>> {
         let blocks = match Params::quantized_in(weights, self.args.op, self.device)? {
             Ok(blocks) => blocks,
             Err(why) if self.args.keep_blocks => match why {
@@ -181,14 +178,14 @@ impl Measurement<'_> {
 
     /// Each element against the oracle on the values the kernel was given, which are rounded to
     /// `T`; and, where there is a reference file, the whole against that.
-    fn judge<T: Element>(&mut self, check: &Check, y: &Matrix<T>) -> anyhow::Result<ErrorReport> {
+    fn judge<T: Element>(&mut self, check: &Check, y: &Matrix<T>) -> Result<ErrorReport> {
         let judgement = check.judge(y.view())?;
         let overflow = match (judgement.overflow, judgement.lost) {
             (Some(overflow), _) => Some(overflow.to_string()),
             (None, Some(lost)) => Some(lost.to_string() + &remedy(&lost)),
             (None, None) => None,
         };
-        let report = ErrorReport {
+        let mut report = ErrorReport {
             relative_frobenius: judgement.relative_frobenius,
             max_abs: judgement.max_abs,
             reference: "oracle",
@@ -204,7 +201,6 @@ impl Measurement<'_> {
         let Some(reference) = &self.subject.reference else { return Ok(report) };
         let expected = gather_rows(reference.matrix.to_f64()?.view(), &check.rows)?;
         let part = gather_rows(y.view(), &check.rows)?;
-        let unlike = unlike(&check.rows, &part, &expected);
         let relative = relative_frobenius(part.view(), expected.view());
         // A reference that is not float64 was itself computed in its element type: about one rounding
         // off, two at most in the modes that are in use.
@@ -213,15 +209,10 @@ impl Measurement<'_> {
         let limit = self.file_limit(check, &judgement)? + roundoff;
         let pairs = part.as_slice().iter().zip(expected.as_slice());
         let errors = pairs.map(|(a, b)| (a.to_f64() - b).abs());
-        let mut report = ErrorReport {
-            relative_frobenius: relative,
-            max_abs: errors.filter(|e| e.is_finite()).fold(0.0, f64::max),
-            reference: "file",
-            limit,
-            passed: report.passed && unlike.is_none(),
-            unlike,
-            ..report
-        };
+        (report.reference, report.relative_frobenius, report.limit) = ("file", relative, limit);
+        report.max_abs = errors.filter(|e| e.is_finite()).fold(0.0, f64::max);
+        report.unlike = unlike(&check.rows, &part, &expected);
+        report.passed &= report.unlike.is_none();
         if report.unlike.is_none() && (relative.is_nan() || relative > limit) {
             let file = &reference.source;
             report.fail(format!("relative error {relative:.2e} against {file}, limit {limit:.2e}"));
@@ -232,7 +223,7 @@ impl Measurement<'_> {
     /// What the error against a file may be: the kernel's own, against the oracle on rounded
     /// values, and what that rounding of weights and inputs alone changes. The second is
     /// measured between two oracles, without the file: a wrong file cannot widen its own limit.
-    fn file_limit(&mut self, check: &Check, judgement: &Judgement) -> anyhow::Result<f64> {
+    fn file_limit(&mut self, check: &Check, judgement: &Judgement) -> Result<f64> {
         if self.exact.is_none() {
             let weights = self.args.math.layer(self.subject.weights.clone(), DType::F32);
             let host = weights.host::<f32>()?;
@@ -252,7 +243,7 @@ fn timed<'a, T: Element>(
     layer: &'a Packed,
     x: MatrixRef<'a, T>,
     backward: Option<(SavePolicy, MatrixRef<'a, T>)>,
-) -> anyhow::Result<Timed<'a>> {
+) -> Result<Timed<'a>> {
     let (m, problem, down) = (x.rows(), params.problem(x.rows()), params.down_orientation());
     let out = out_features(&problem);
     let Device::Cuda(cuda) = device else {
@@ -280,7 +271,7 @@ fn timed<'a, T: Element>(
 }
 
 /// As [`swiglu_formats::npy::write`], with an error that names the option.
-fn write<T: Element>(path: &FilePath, y: MatrixRef<'_, T>, force: bool) -> anyhow::Result<()> {
+fn write<T: Element>(path: &FilePath, y: MatrixRef<'_, T>, force: bool) -> Result<()> {
     swiglu_formats::npy::write(path, y, force).map_err(|e| match e {
         FormatError::AlreadyExists { path } => {
             anyhow!("{}: exists already; remove it or give --force", path.display())

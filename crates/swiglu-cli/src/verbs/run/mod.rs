@@ -7,7 +7,7 @@ mod report;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use swiglu::{Activation, CoreError, DType, LoadOptions, MlpWeights, SavePolicy, with_dtype};
 use swiglu_fixtures::{SMOLLM2, STORIES15M};
@@ -93,7 +93,7 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     /// Refuses an output that cannot be written, or that would replace what is read, before any work is done for it;
     /// writing it refuses one that appears meanwhile.
-    fn expect_free_output(&self) -> anyhow::Result<()> {
+    fn expect_free_output(&self) -> Result<()> {
         let Some(path) = &self.output else { return Ok(()) };
         let shown = path.display();
         if path.is_dir() {
@@ -120,7 +120,7 @@ impl RunArgs {
     }
 
     /// Refuses options of random input where a layer of this program comes with a real one.
-    fn expect_random_input(&self) -> anyhow::Result<()> {
+    fn expect_random_input(&self) -> Result<()> {
         let given = self.tokens.map(|n| format!("--tokens {n}"));
         let given = given.or(self.seed.map(|n| format!("--seed {n}")));
         if let (Some(given), None) = (given, &self.weights.weights) {
@@ -146,7 +146,7 @@ impl RunArgs {
     }
 }
 
-pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> Result<Verdict> {
     args.expect_random_input()?;
     args.expect_free_output()?;
     let device = args.device.open()?;
@@ -172,7 +172,7 @@ struct Sourced {
 }
 
 impl Sourced {
-    fn read(option: &str, spec: Option<&OsStr>) -> anyhow::Result<Option<Self>> {
+    fn read(option: &str, spec: Option<&OsStr>) -> Result<Option<Self>> {
         let Some(spec) = spec else { return Ok(None) };
         let (file, tensor) = matrix_file(spec);
         let why = match file {
@@ -186,21 +186,19 @@ impl Sourced {
         Ok(Some(Self { matrix: read_matrix(spec)?, source: spec.to_string_lossy().into_owned() }))
     }
 
-    fn random(args: &RunArgs, hidden: usize) -> anyhow::Result<Self> {
+    fn random(args: &RunArgs, hidden: usize) -> Result<Self> {
         let (tokens, seed) = (args.tokens.unwrap_or(16), args.seed.unwrap_or(0));
         let matrix = DynMatrix::F32(inputs::normal(seed, tokens, hidden, 1.0)?);
         Ok(Self { matrix, source: format!("random, normal, seed {seed}") })
     }
 
-    fn embedded(from: &swiglu_fixtures::Layer, tensor: &str, what: &str) -> anyhow::Result<Self> {
+    fn embedded(from: &swiglu_fixtures::Layer, tensor: &str, what: &str) -> Result<Self> {
         let matrix = matrix_from_safetensors_bytes(from.activations, tensor)?;
         Ok(Self { matrix, source: format!("{what} (embedded)") })
     }
 }
 
-/// A layer, its input and the expected result.
 struct Subject {
-    /// The layer, for people.
     title: String,
     weights: MlpWeights,
     input: Sourced,
@@ -209,7 +207,7 @@ struct Subject {
 }
 
 impl Subject {
-    fn open(args: &RunArgs) -> anyhow::Result<Self> {
+    fn open(args: &RunArgs) -> Result<Self> {
         let input = Sourced::read("--input", args.input.as_deref())?;
         let reference = Sourced::read("--reference", args.reference.as_deref())?;
         let subject = match args.weights.load()? {
@@ -228,7 +226,7 @@ impl Subject {
         args: &RunArgs,
         input: Option<Sourced>,
         reference: Option<Sourced>,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self> {
         let from = match args.fixture.unwrap_or_default() {
             Fixture::Smollm2 => &SMOLLM2,
             Fixture::Stories15m => &STORIES15M,
@@ -251,7 +249,7 @@ impl Subject {
     }
 
     /// Shapes, and that every stored value is a number, before any work is done.
-    fn validate(&self, args: &RunArgs) -> anyhow::Result<()> {
+    fn validate(&self, args: &RunArgs) -> Result<()> {
         let stored = self.weights.stored();
         let [tokens, width] = self.input.matrix.shape();
         if width != stored.hidden() {

@@ -1,5 +1,6 @@
 //! What a run found, for machines and for people.
 
+use anyhow::Result;
 use serde::Serialize;
 use swiglu::{Activation, DType, Device, Op, RowSteps};
 
@@ -68,7 +69,6 @@ pub(super) struct Report {
     pub(super) input: String,
     /// The type of the weights as they are computed with: `Q4_0`, or the element type.
     pub(super) weights: String,
-    /// Why quantised weights were decoded, where they were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) decoded_because: Option<String>,
     pub(super) time_us: Summary,
@@ -101,7 +101,7 @@ pub(super) fn print(
     subject: &Subject,
     device: &Device,
     reports: &[Report],
-) -> anyhow::Result<Verdict> {
+) -> Result<Verdict> {
     let Some(first) = reports.first() else { return Ok(Verdict::Passed) };
     let all = (reports.len() > 1).then_some(reports);
     terminal.print(&Document { first, all }, |_, terminal| {
@@ -125,12 +125,7 @@ pub(super) fn print(
     })
 }
 
-fn head(
-    subject: &Subject,
-    device: &Device,
-    first: &Report,
-    terminal: &mut Terminal,
-) -> anyhow::Result<()> {
+fn head(subject: &Subject, device: &Device, first: &Report, terminal: &mut Terminal) -> Result<()> {
     let Shape { m, hidden, intermediate } = first.shape;
     let back = if first.op == Op::Mlp { format!(" → {hidden}") } else { String::new() };
     let steps = match first.row_steps {
@@ -159,7 +154,7 @@ fn head(
 }
 
 /// What the table leaves out: plans, the worst element, and what was not checked.
-fn foot(reports: &[Report], terminal: &mut Terminal) -> anyhow::Result<()> {
+fn foot(reports: &[Report], terminal: &mut Terminal) -> Result<()> {
     writeln!(terminal)?;
     for r in reports {
         let ErrorReport { worst_element, overflow, unlike, exceeded, passed, .. } = &r.error;

@@ -17,7 +17,6 @@ use crate::timing::wall;
 /// Computes what there is room for, with copy i of the data.
 type Call<T> = Box<dyn Fn(usize, &mut Step<T>) -> swiglu::Result<()>>;
 
-/// A case on the CPU, with its copies of the data.
 struct CpuJob<T> {
     call: Call<T>,
     outs: Vec<Step<T>>,

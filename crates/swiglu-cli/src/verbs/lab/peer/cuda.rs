@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use swiglu::{CoreError, Device, Element, Matrix, Orientation, Path};
 use swiglu_core::Numerics;
 use swiglu_cuda::ceilings::Product;
@@ -26,7 +26,6 @@ const NEAR: f64 = 1.2;
 /// What each copy of a case reads and writes.
 type Copies<T> = Rc<RefCell<Vec<OnDevice<T>>>>;
 
-/// A case on a CUDA device, with its copies of the data.
 struct CudaJob<T> {
     passes: Passes<'static>,
     copies: Copies<T>,
@@ -52,7 +51,7 @@ pub(super) fn prepare<T: Element>(
     device: &Device,
     cuda: &Cuda,
     order: &Order<'_>,
-) -> anyhow::Result<Prepared> {
+) -> Result<Prepared> {
     let stream = cuda.new_stream()?;
     let setting = Setting { device, cuda, stream: &stream, order };
     let Work { enqueue, copies, plan, numerics } = setting.work::<T>()?;
@@ -74,7 +73,7 @@ impl Setting<'_> {
     }
 
     /// The case as it is planned, or by the design that was asked for.
-    pub(crate) fn work<T: Element>(&self) -> anyhow::Result<Work<T>> {
+    pub(crate) fn work<T: Element>(&self) -> Result<Work<T>> {
         let Order { case, options, .. } = self.order;
         if let Some(which) = options.candidate {
             return self.candidate(which);
@@ -91,8 +90,8 @@ impl Setting<'_> {
     fn calls<T: Element>(
         &self,
         (plan, numerics): (Option<String>, Numerics),
-        call: impl Fn(&Stream, usize, &mut OnDevice<T>) -> anyhow::Result<()> + 'static,
-    ) -> anyhow::Result<Work<T>> {
+        call: impl Fn(&Stream, usize, &mut OnDevice<T>) -> Result<()> + 'static,
+    ) -> Result<Work<T>> {
         let case = self.order.case;
         let [rows, cols] = case.output_shape();
         // Gradients are arranged as gate and up are.
@@ -115,16 +114,14 @@ impl Setting<'_> {
         Ok(Work { enqueue, copies, plan, numerics })
     }
 
-    /// A layer, or both of its passes.
-    fn layer<T: Element>(&self) -> anyhow::Result<Work<T>> {
+    fn layer<T: Element>(&self) -> Result<Work<T>> {
         let layers = self.order.layers::<T>(self.device, self.count())?;
         let plan = layers[0].plan(self.order.case.m);
         let planned = (Some(plan.to_string()), plan.problem.numerics);
         self.calls(planned, move |stream, at, data| Ok(data.enqueue(stream, &layers[at])?))
     }
 
-    /// A layer by one candidate of its plan.
-    fn candidate<T: Element>(&self, which: Which) -> anyhow::Result<Work<T>> {
+    fn candidate<T: Element>(&self, which: Which) -> Result<Work<T>> {
         let Order { case, shared, seed, .. } = self.order;
         let (by, near) = find(self.cuda, case, which)?;
         let layers = shared.layers::<T>(self.cuda, case, *seed, self.count())?;
@@ -139,7 +136,7 @@ impl Setting<'_> {
     }
 
     /// The products of both passes of a block by themselves, in a row: gate and up, down, dh, dx, dWg and dWu, dWd.
-    fn products<T: Element>(&self) -> anyhow::Result<Work<T>> {
+    fn products<T: Element>(&self) -> Result<Work<T>> {
         let Case { m, hidden: k, intermediate: h, numerics, .. } = *self.order.case;
         let (out_in, in_out) = (Orientation::OutIn, Orientation::InOut);
         let all = [
@@ -161,7 +158,7 @@ impl Setting<'_> {
     }
 
     /// A feed-forward block by a design that was asked for, or step by step.
-    fn block<T: Element>(&self, design: Option<DecodeDesign>) -> anyhow::Result<Work<T>> {
+    fn block<T: Element>(&self, design: Option<DecodeDesign>) -> Result<Work<T>> {
         let (case, order) = (self.order.case, self.order);
         if order.options.path.is_some() || case.weights.is_some() {
             bail!("option design: it is one of blocks of elements, without path; give one of them");
@@ -186,8 +183,7 @@ impl Setting<'_> {
         })
     }
 
-    /// The activation, or its gradients.
-    fn activation<T: Element>(&self) -> anyhow::Result<Work<T>> {
+    fn activation<T: Element>(&self) -> Result<Work<T>> {
         let Case { op, activation, numerics, arrangement, .. } = *self.order.case;
         let cuda = self.cuda.clone();
         self.calls((None, numerics), move |stream, _, data: &mut OnDevice<T>| {
@@ -213,7 +209,7 @@ impl Setting<'_> {
 }
 
 /// The candidate of a case, and how many are near its plan.
-fn find(cuda: &Cuda, case: &Case, which: Which) -> anyhow::Result<(Candidate, usize)> {
+fn find(cuda: &Cuda, case: &Case, which: Which) -> Result<(Candidate, usize)> {
     let problem = case.problem().filter(|_| case.op != CaseOp::MlpTrain && case.weights.is_none());
     let Some(problem) = problem.filter(|_| case.op.has_weights()) else {
         bail!(
@@ -245,7 +241,7 @@ fn find(cuda: &Cuda, case: &Case, which: Which) -> anyhow::Result<(Candidate, us
 }
 
 impl<T: Element> Job for CudaJob<T> {
-    fn verify(&mut self, case: &Case, rows: &[usize]) -> anyhow::Result<Vec<u8>> {
+    fn verify(&mut self, case: &Case, rows: &[usize]) -> Result<Vec<u8>> {
         self.copies.borrow_mut().iter_mut().try_for_each(OnDevice::poison)?;
         self.stream.synchronize()?;
         self.passes.pass()?;
@@ -256,7 +252,7 @@ impl<T: Element> Job for CudaJob<T> {
         job::rows(case, &written, rows)
     }
 
-    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>> {
+    fn turn(&mut self, budget_us: u64) -> Result<Vec<f64>> {
         self.passes.turn(budget_us)
     }
 }

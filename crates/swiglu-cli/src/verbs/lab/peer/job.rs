@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use anyhow::Result;
 use swiglu::{
     DType, Device, Element, GateUpRef, Half, MatrixRef, Numerics, Orientation, SavePolicy,
     StridedRef, bf16, f16,
@@ -25,10 +26,10 @@ const MAX_COPIES: f64 = 1000.0;
 /// A prepared case: data in place and kernels compiled.
 pub(super) trait Job {
     /// One turn: microseconds per call.
-    fn turn(&mut self, budget_us: u64) -> anyhow::Result<Vec<f64>>;
+    fn turn(&mut self, budget_us: u64) -> Result<Vec<f64>>;
 
     /// Those rows of a result of the calls that are timed, little-endian.
-    fn verify(&mut self, case: &Case, rows: &[usize]) -> anyhow::Result<Vec<u8>>;
+    fn verify(&mut self, case: &Case, rows: &[usize]) -> Result<Vec<u8>>;
 }
 
 /// A job, and what a record says about it.
@@ -40,7 +41,6 @@ pub(super) struct Prepared {
     pub(super) notes: Vec<String>,
 }
 
-/// What a job is made from.
 pub(crate) struct Order<'a> {
     pub(crate) case: &'a Case,
     pub(crate) options: Options,
@@ -133,7 +133,7 @@ impl Shared {
         case: &Case,
         seed: u64,
         count: usize,
-    ) -> anyhow::Result<Rc<Vec<ByCandidate<T>>>> {
+    ) -> Result<Rc<Vec<ByCandidate<T>>>> {
         let of = layer_of(case, seed);
         let known = self.0.borrow().clone().filter(|(layer, _)| *layer == of);
         let known = known.and_then(|(_, layers)| layers.downcast::<Vec<ByCandidate<T>>>().ok());
@@ -157,7 +157,7 @@ pub(super) fn rows<T: Element>(
     case: &Case,
     written: &Written<'_, T>,
     rows: &[usize],
-) -> anyhow::Result<Vec<u8>> {
+) -> Result<Vec<u8>> {
     let values: Vec<T> = match case.op {
         CaseOp::MlpTrain => rows.iter().flat_map(|&r| stacked(written, r)).collect(),
         CaseOp::ActivationBackward => {

@@ -12,7 +12,7 @@ mod options;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::ValueEnum;
@@ -27,7 +27,6 @@ use crate::terminal::{Terminal, Verdict, describe};
 use job::{Job, Order, Prepared, Shared};
 use options::{Devices, Options};
 
-/// The peers that this program is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum OwnPeer {
     /// What this project computes
@@ -38,7 +37,7 @@ pub(super) enum OwnPeer {
 }
 
 /// Answers requests until `quit` or the end of the input.
-pub(super) fn serve(who: OwnPeer, terminal: &mut Terminal) -> anyhow::Result<Verdict> {
+pub(super) fn serve(who: OwnPeer, terminal: &mut Terminal) -> Result<Verdict> {
     let mut peer =
         Peer { who, devices: Devices::default(), jobs: BTreeMap::new(), shared: Shared::default() };
     swiglu_lab::peer::serve(terminal, |request| peer.answer(request))?;
@@ -107,7 +106,7 @@ impl Peer {
         profile: &ProfileRef,
         seed: u64,
         rotations: &str,
-    ) -> anyhow::Result<Reply> {
+    ) -> Result<Reply> {
         // What an earlier case of this id held makes room first.
         self.jobs.remove(&id);
         let reads = self.who == OwnPeer::Read;
@@ -143,11 +142,11 @@ impl Peer {
         Ok(Reply::Prepared { id, bytes, flops, plan, variants, notes })
     }
 
-    fn job(&mut self, id: u64) -> anyhow::Result<&mut (Case, Box<dyn Job>)> {
+    fn job(&mut self, id: u64) -> Result<&mut (Case, Box<dyn Job>)> {
         self.jobs.get_mut(&id).with_context(|| format!("no case is prepared as id {id}"))
     }
 
-    fn verify(&mut self, id: u64, rows: &[usize]) -> anyhow::Result<Reply> {
+    fn verify(&mut self, id: u64, rows: &[usize]) -> Result<Reply> {
         let (case, job) = self.job(id)?;
         let shape = case.output_shape();
         let most = MAX_VERIFIED.max(MIN_VERIFIED_ROWS * shape[1]);
@@ -158,7 +157,7 @@ impl Peer {
         Ok(Reply::Verified { id, shape, dtype: case.dtype, rows: rows.to_vec(), data })
     }
 
-    fn sample(&mut self, id: u64, turns: u32, budget_us: u64) -> anyhow::Result<Reply> {
+    fn sample(&mut self, id: u64, turns: u32, budget_us: u64) -> Result<Reply> {
         let (_, job) = self.job(id)?;
         let mut us = Vec::new();
         for _ in 0..turns {
@@ -186,19 +185,18 @@ fn is_lacking(error: &anyhow::Error) -> bool {
 fn versions(device: &Device) -> BTreeMap<String, String> {
     let two = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     let three = |(major, minor, patch)| format!("{major}.{minor}.{patch}");
-    let of_device = match device {
-        Device::Cuda(cuda) => [
-            Some(("cuda driver", two(cuda.facts().driver_version))),
-            swiglu_cuda::jit::version().ok().map(|version| ("nvrtc", two(version))),
-            swiglu_cuda::cublaslt_version().ok().map(|version| ("cublaslt", three(version))),
-        ],
-        Device::Cpu(cpu) => [Some(("instruction set", cpu.isa().to_string())), None, None],
-        _ => [None, None, None],
-    };
-    let own = [("swiglu", env!("CARGO_PKG_VERSION")), ("rustc", env!("RUSTC_VERSION"))];
-    let own = own.map(|(name, version)| (name, version.to_owned()));
-    let all = own.into_iter().chain(of_device.into_iter().flatten());
-    all.map(|(name, version)| (name.to_owned(), version)).collect()
+    let (swiglu, rustc) = (env!("CARGO_PKG_VERSION").into(), env!("RUSTC_VERSION").into());
+    let mut all = vec![("swiglu", Some(swiglu)), ("rustc", Some(rustc))];
+    match device {
+        Device::Cuda(cuda) => all.extend([
+            ("cuda driver", Some(two(cuda.facts().driver_version))),
+            ("nvrtc", swiglu_cuda::jit::version().ok().map(two)),
+            ("cublaslt", swiglu_cuda::cublaslt_version().ok().map(three)),
+        ]),
+        Device::Cpu(cpu) => all.push(("instruction set", Some(cpu.isa().to_string()))),
+        _ => {}
+    }
+    all.into_iter().filter_map(|(name, version)| Some((name.to_owned(), version?))).collect()
 }
 
 fn name(device: &Device) -> String {

@@ -1,6 +1,6 @@
 //! What a profile of this peer can say, and the devices that it names.
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -72,7 +72,7 @@ fn one_of<'de, D: Deserializer<'de>, T: Copy>(all: &[(&str, T)], d: D) -> Result
 
 impl Options {
     /// Reads what a definition says, of a profile that reads alone or of one that computes.
-    pub(super) fn read(profile: &ProfileRef, reads: bool) -> anyhow::Result<Self> {
+    pub(super) fn read(profile: &ProfileRef, reads: bool) -> Result<Self> {
         let what = || format!("the options of profile `{}`", profile.id);
         let given: Self =
             serde_json::from_value(Value::Object(profile.options.clone())).with_context(what)?;
@@ -92,7 +92,7 @@ impl Options {
     }
 
     /// Refuses options of a training step beside another operation.
-    pub(super) fn expect_op(&self, op: CaseOp) -> anyhow::Result<()> {
+    pub(super) fn expect_op(&self, op: CaseOp) -> Result<()> {
         let trains = op == CaseOp::MlpTrain;
         if trains && self.design.is_some() {
             bail!("design is an option of mlp, given {op}");
@@ -103,7 +103,7 @@ impl Options {
         Ok(())
     }
 
-    fn expect_device(&self, device: DeviceKind) -> anyhow::Result<()> {
+    fn expect_device(&self, device: DeviceKind) -> Result<()> {
         let Self { graph, tf32, plain_allocations, portable_kernels, products, .. } = *self;
         let switches = [graph, tf32, plain_allocations, portable_kernels, products];
         let of_cuda = switches.contains(&true) || self.design.is_some() || self.candidate.is_some();
@@ -123,7 +123,7 @@ impl Options {
 pub(super) struct Devices(Vec<(DeviceKind, Options, Device)>);
 
 impl Devices {
-    pub(super) fn open(&mut self, kind: DeviceKind, options: &Options) -> anyhow::Result<Device> {
+    pub(super) fn open(&mut self, kind: DeviceKind, options: &Options) -> Result<Device> {
         options.expect_device(kind)?;
         // Others are of a case.
         let of = |o: &Options| (o.tf32, o.plain_allocations, o.portable_kernels, o.threads, o.isa);
