@@ -2,7 +2,7 @@
 //! under a problem's time that follows.
 
 use serde::Serialize;
-use swiglu::{DType, Device, Problem, with_dtype};
+use swiglu::{DType, Device, Problem, Result, with_dtype};
 use swiglu_cpu::ceilings as cpu;
 use swiglu_cuda::ceilings as cuda;
 use swiglu_lab::profile::{Ceiling, Ceilings, Class, Work, classify};
@@ -20,7 +20,7 @@ pub(crate) fn is_quick(seconds: f64) -> bool {
 
 /// The ceilings that bind an operation on a device. A shared host gives now more bandwidth, now less: the
 /// best of some measurements is the limit, but for a quick look, each of a tenth of a second.
-pub(crate) fn of(device: &Device, op: CaseOp, quick: bool) -> swiglu::Result<Ceilings> {
+pub(crate) fn of(device: &Device, op: CaseOp, quick: bool) -> Result<Ceilings> {
     let ceiling = |name: &str, per_second| Ceiling { name: name.into(), per_second };
     let cpu = match device {
         Device::Cpu(cpu) => cpu,
@@ -52,11 +52,7 @@ pub(crate) fn of(device: &Device, op: CaseOp, quick: bool) -> swiglu::Result<Cei
 }
 
 /// The same with what depends on the size of a case and on its activation, on the CPU.
-pub(crate) fn with_case(
-    ceilings: Ceilings,
-    device: &Device,
-    case: &Case,
-) -> swiglu::Result<Ceilings> {
+pub(crate) fn with_case(ceilings: Ceilings, device: &Device, case: &Case) -> Result<Ceilings> {
     let Device::Cpu(cpu) = device else { return Ok(ceilings) };
     let (mut ceilings, weights) = (ceilings, case.op.has_weights());
     if case.heat == Heat::Hot {

@@ -30,7 +30,7 @@ impl Check {
         device: &Device,
         params: &Params<'_, T>,
         x: MatrixRef<'_, T>,
-    ) -> swiglu_core::Result<Self> {
+    ) -> Result<Self> {
         let (m, row) = (x.rows(), params.problem(1));
         let rows = random::sample(SEED, m, rows_in_budget(&row));
         let roundoff = factor_roundoff(device, T::DTYPE);
@@ -39,10 +39,7 @@ impl Check {
     }
 
     /// Holds a result against the reference; an element is told by its place in the whole.
-    pub(crate) fn judge<T: Element>(
-        &self,
-        out: MatrixRef<'_, T>,
-    ) -> swiglu_core::Result<Judgement> {
+    pub(crate) fn judge<T: Element>(&self, out: MatrixRef<'_, T>) -> Result<Judgement> {
         let mut judgement = self.reference.judge(gather_rows(out, &self.rows)?.view())?;
         let overflow = judgement.overflow.as_mut().map(|overflow| &mut overflow.at.0);
         let lost = judgement.lost.as_mut().map(|lost| &mut lost.at.0);
@@ -99,8 +96,9 @@ pub(crate) fn factor_roundoff(device: &Device, dtype: DType) -> f64 {
 pub(crate) fn gather_rows<T: Copy + Default>(
     m: MatrixRef<'_, T>,
     rows: &[usize],
-) -> swiglu_core::Result<Matrix<T>> {
-    Matrix::from_values(rows.iter().flat_map(|&r| m.row(r)).copied(), rows.len(), m.cols())
+) -> Result<Matrix<T>> {
+    let values = rows.iter().flat_map(|&r| m.row(r)).copied();
+    Ok(Matrix::from_values(values, rows.len(), m.cols())?)
 }
 
 #[cfg(test)]

@@ -138,11 +138,8 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> Result<Ver
         if let Some(Floor { bound, us }) = floor {
             let cached = if heat == Heat::Hot { "everything" } else { "nothing" };
             let of = if saving.is_some() { " for both passes" } else { "" };
-            let time = table::time(us);
-            writeln!(
-                terminal,
-                "floor       {time}{of} on this machine, {bound}, {cached} in cache"
-            )?;
+            let time = table::time(us) + of;
+            writeln!(terminal, "floor       {time} on this machine, {bound}, {cached} in cache")?;
             let least = measured.as_ref().and_then(Measured::least_us);
             if let Some(least) = least.filter(|least| *least < us) {
                 let least = table::time(least);

@@ -102,7 +102,8 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> Result<Verdict
         let options = adhoc::with(options, &json!({ "threads": 1 }));
         runs.push((Device::cpu_with(one)?, options, ", 1 thread", &[]));
     }
-    let (mut limits, mut rows) = (Vec::new(), Vec::<Row>::new());
+    let quick = ceilings::is_quick(args.seconds);
+    let (mut known, mut rows) = (Vec::new(), Vec::<Row>::new());
     for (device, options, suffix, backends) in &runs {
         let all = |case: &Case| [ways(case, options, suffix), profiles(backends, case)].concat();
         // Cases with the same ways are one run: each peer is started once.
@@ -111,7 +112,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> Result<Verdict
             let mut record = args.lab.measure(&experiment, args.seconds, terminal)?;
             for case in cases {
                 // Each beside what the device can do.
-                record.ceilings = Some(limits_of(&mut limits, device, case, args.seconds)?);
+                record.ceilings = Some(limits(&mut known, device, case, quick)?);
                 rows.extend(report::rows(&experiment, &record, case));
             }
         }
@@ -123,7 +124,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> Result<Verdict
     }
     // A peer that is not there, or lacks the case, is no fault of the comparison; one that broke is.
     let passed = ours().all(Row::is_ok) && !rows.iter().any(Row::is_broken);
-    let document = json!({ "results": rows, "ceilings": limits });
+    let document = json!({ "results": rows, "ceilings": known });
     terminal.print(&document, |_, terminal| report::show(&rows, terminal))?;
     Ok(Verdict::from_passed(passed))
 }
@@ -145,19 +146,14 @@ fn ways(case: &Case, options: &Value, suffix: &str) -> Vec<ProfileDef> {
 
 /// The ceilings of a case. Those that no case decides are measured once, but for the bandwidth of an
 /// activation on the CPU, beside which nothing reads in turns: a shared host changes it within seconds.
-fn limits_of(
-    known: &mut Vec<Limits>,
-    device: &Device,
-    case: &Case,
-    seconds: f64,
-) -> Result<Ceilings> {
+fn limits(known: &mut Vec<Limits>, device: &Device, case: &Case, quick: bool) -> Result<Ceilings> {
     let (threads, weights) = (device.threads(), case.op.has_weights());
     let changes = case.device == DeviceKind::Cpu && !weights;
     let same = |l: &&Limits| l.threads == threads && l.weights == weights;
     let ceilings = match known.iter().find(same).filter(|_| !changes) {
         Some(limits) => limits.ceilings.clone(),
         None => {
-            let ceilings = ceilings::of(device, case.op, ceilings::is_quick(seconds))?;
+            let ceilings = ceilings::of(device, case.op, quick)?;
             known.retain(|l| !same(&l));
             known.push(Limits { threads, weights, ceilings: ceilings.clone() });
             ceilings
@@ -232,6 +228,7 @@ fn profiles(backends: &[Backend], case: &Case) -> Vec<ProfileDef> {
     use Role::{Baseline, Ceiling, Peer};
     let (cpu, weights) = (case.device == DeviceKind::Cpu, case.op.has_weights());
     let (activation, trains) = (case.op == CaseOp::Activation, case.op == CaseOp::MlpTrain);
+    let linear = weights && !trains;
     // PyTorch has other ways of quantised weights.
     let quantized = case.weights.is_some();
     let dense = !quantized;
@@ -247,14 +244,7 @@ fn profiles(backends: &[Backend], case: &Case) -> Vec<ProfileDef> {
         (Torch, dense, "torch-compile", "torch", Peer, compile),
         (Torch, dense && activation, "torch-composed", "torch", Peer, "eager_composed"),
         (Torch, dense && activation && cpu, "torch-compile-into", "torch", Peer, "compile_into"),
-        (
-            Torch,
-            dense && weights && !trains && cpu,
-            "torch-onednn",
-            "torch",
-            Peer,
-            "onednn_postops",
-        ),
+        (Torch, dense && linear && cpu, "torch-onednn", "torch", Peer, "onednn_postops"),
         (Triton, true, "triton", "triton", Peer, if weights { "dual" } else { "" }),
         (Liger, true, "liger", "liger", Peer, ""),
         (Liger, trains, "liger-packed", "liger", Peer, "packed"),

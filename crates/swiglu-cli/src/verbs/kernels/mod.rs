@@ -252,11 +252,7 @@ fn beginning(jobs: &[Job], kept: usize) -> String {
 }
 
 /// What became of a variant. That it does not compile is a finding; all else is an error.
-fn row(
-    arch: Arch,
-    named: &NamedVariant,
-    module: Result<Module, CudaError>,
-) -> Result<Row, CudaError> {
+fn row(arch: Arch, of: &NamedVariant, module: Result<Module, CudaError>) -> Result<Row, CudaError> {
     let (module, error) = match module {
         Ok(module) => (Some(module), None),
         Err(CudaError::Compile { log, .. }) => (None, Some(log)),
@@ -264,9 +260,9 @@ fn row(
     };
     let log = module.as_ref().map(|m| m.report.log.clone()).unwrap_or_default();
     Ok(Row {
-        kernel: named.variant,
-        file: named.variant.file().name(),
-        variant: named.name.clone(),
+        kernel: of.variant,
+        file: of.variant.file().name(),
+        variant: of.name.clone(),
         arch,
         origin: module.as_ref().map(|m| m.origin),
         bytes: module.as_ref().map_or(0, |m| m.cubin.len()),

@@ -63,7 +63,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> Result<Verdict> 
     if let (Some(advice), Some(found)) = (busy.advice, busy.found) {
         say(format!("this machine is busy ({found}), and a verdict needs a quiet one: {advice}"));
     }
-    let new = session.watched(&options, terminal)?;
+    let new = session.shown(&options, terminal)?;
     let report = GateReport::of(&experiment, &old.record, &new.record, args.tolerance);
     terminal.print(&report, |report, terminal| show(report, &old, terminal))?;
     Ok(report.passed().map_or(Verdict::Unfinished, Verdict::from_passed))

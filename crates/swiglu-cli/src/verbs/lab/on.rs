@@ -79,14 +79,13 @@ fn line(polled: &Polled) -> String {
     }
 }
 
-pub(super) fn status(all: bool, places: &LabDirArgs, terminal: &mut Terminal) -> Result<Verdict> {
-    let jobs = Jobs::new(&places.lab()?);
+pub(super) fn status(all: bool, jobs: &Jobs, terminal: &mut Terminal) -> Result<Verdict> {
     let mut rows = Vec::new();
     for mut job in jobs.all()?.into_iter().filter(|job| all || !job.fetched) {
         let state = match (job.fetched, &job.id) {
             (true, None) => "was not submitted".to_owned(),
-            (true, Some(_)) => format!("{}; fetched", line(&job.poll(&jobs)?)),
-            (false, _) => line(&job.poll(&jobs)?),
+            (true, Some(_)) => format!("{}; fetched", line(&job.poll(jobs)?)),
+            (false, _) => line(&job.poll(jobs)?),
         };
         rows.push((job, state));
     }
@@ -106,12 +105,7 @@ pub(super) fn status(all: bool, places: &LabDirArgs, terminal: &mut Terminal) ->
     })
 }
 
-pub(super) fn fetch(
-    job: Option<&str>,
-    places: &LabDirArgs,
-    terminal: &mut Terminal,
-) -> Result<Verdict> {
-    let jobs = Jobs::new(&places.lab()?);
+pub(super) fn fetch(job: Option<&str>, jobs: &Jobs, terminal: &mut Terminal) -> Result<Verdict> {
     let chosen: Vec<Job> = match job {
         Some(name) => vec![jobs.find(name)?],
         None => jobs.all()?.into_iter().filter(|job| !job.fetched).collect(),
@@ -119,9 +113,9 @@ pub(super) fn fetch(
     let (mut fetched, mut said, mut over) = (Vec::new(), String::new(), true);
     for mut job in chosen {
         // Those that are new here or have more results than before.
-        let Merged { news: merged, records } = job.fetch(&jobs)?;
+        let Merged { news: merged, records } = job.fetch(jobs)?;
         over &= job.fetched;
-        let (name, state) = (&job.name.clone(), line(&job.poll(&jobs)?));
+        let (name, state) = (&job.name.clone(), line(&job.poll(jobs)?));
         let records: Vec<_> = records.into_iter().map(|opened| shown(opened.path)).collect();
         said += &format!("{name}: {state}; {merged} of {} records are new\n", records.len());
         said.extend(records.iter().map(|path| format!("record: {path}\n")));
@@ -132,7 +126,7 @@ pub(super) fn fetch(
 }
 
 pub(super) fn cancel(job: &str, places: &LabDirArgs, terminal: &mut Terminal) -> Result<Verdict> {
-    let jobs = Jobs::new(&places.lab()?);
+    let jobs = places.jobs()?;
     let mut job = jobs.find(job)?;
     job.cancel(&jobs)?;
     let polled = job.poll(&jobs)?;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use swiglu_lab::executor::Jobs;
 use swiglu_lab::peer::PeerCommands;
 use swiglu_lab::record::Store;
 
@@ -27,6 +28,10 @@ pub(super) struct PlaceArgs {
 }
 
 impl LabDirArgs {
+    pub(super) fn jobs(&self) -> Result<Jobs> {
+        Ok(Jobs::new(&self.lab()?))
+    }
+
     /// A command to go on with, in the same lab.
     pub(super) fn command(&self, words: &str) -> String {
         let lab = self.lab.iter().map(|lab| format!(" --lab '{}'", lab.display()));

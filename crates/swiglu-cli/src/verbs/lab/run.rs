@@ -67,7 +67,7 @@ fn here(asked: &Asked<'_>, mut options: RunOptions, terminal: &Terminal) -> Resu
     stop_on_signals(&options.stop, "this case, which is kept")?;
     let name = format!("{}-{}", experiment.id, options.run_id);
     let mut session = Session::begin(&name, experiment, store, machine, lab, &args.peers)?;
-    let mut finished = session.watched(&options, terminal)?;
+    let mut finished = session.shown(&options, terminal)?;
     if finished.stopped {
         say(format!("stopped: --run-id {} --resume goes on", options.run_id));
         return Ok(None);

@@ -75,11 +75,7 @@ impl<'a> Session<'a> {
     }
 
     /// Runs with a progress bar; what goes wrong with a peer is told at once.
-    pub(super) fn watched(
-        &mut self,
-        options: &RunOptions,
-        terminal: &Terminal,
-    ) -> Result<Finished> {
+    pub(super) fn shown(&mut self, options: &RunOptions, terminal: &Terminal) -> Result<Finished> {
         let mut bar = ProgressBar::hidden();
         let mut case = String::new();
         let (mut begun, mut all) = (0, 0);
@@ -132,10 +128,8 @@ pub(super) fn doing(case: &str, profile: &str, what: &str, options: &RunOptions)
 }
 
 /// A program that is not optimised measures its compiler's settings, where it measures itself.
-pub(super) fn expect_optimised<'a>(
-    mut measured: impl Iterator<Item = &'a ProfileDef>,
-) -> Result<()> {
-    if cfg!(debug_assertions) && measured.any(|p| OUR_PEERS.contains(&p.peer.as_str())) {
+pub(super) fn expect_optimised<'a>(mut ran: impl Iterator<Item = &'a ProfileDef>) -> Result<()> {
+    if cfg!(debug_assertions) && ran.any(|p| OUR_PEERS.contains(&p.peer.as_str())) {
         bail!(
             "this program is not optimised, so its times are no evidence: build it with --release, \
              or take a quick look with --quick"

@@ -150,11 +150,7 @@ impl Measurement<'_> {
     }
 
     /// How a layer for this many tokens holds the weights.
-    fn storage<'w, T: Element>(
-        &self,
-        weights: &'w MlpWeights,
-        tokens: usize,
-    ) -> Result<Storage<'w, T>> {
+    fn storage<'w, T: Element>(&self, weights: &'w MlpWeights, m: usize) -> Result<Storage<'w, T>> {
         let blocks = match Params::quantized_in(weights, self.args.op, self.device)? {
             Ok(blocks) => blocks,
             Err(why) if self.args.keep_blocks => match why {
@@ -168,9 +164,8 @@ impl Measurement<'_> {
         let most = self.device.quantized_tokens(dtype, kind);
         // The choice itself must not follow the number of tokens where the bits must not.
         let keep = self.args.keep_blocks || weights.resolved_numerics().batch_invariant;
-        if tokens > most && !keep {
-            let why =
-                format!("{tokens} tokens of {dtype}; as {kind} they are meant for up to {most}");
+        if m > most && !keep {
+            let why = format!("{m} tokens of {dtype}; as {kind} they are meant for up to {most}");
             return Ok(Err(Some(why + " (--keep-blocks keeps them)")));
         }
         Ok(Ok(blocks))

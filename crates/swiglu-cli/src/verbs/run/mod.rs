@@ -216,17 +216,13 @@ impl Subject {
                 let input = input.map_or_else(|| Sourced::random(args, hidden), Ok)?;
                 Self { title: weights.stored().describe(), weights, input, reference }
             }
-            None => Self::embedded(args, input, reference)?,
+            None => Self::own(args, input, reference)?,
         };
         subject.validate(args)?;
         Ok(subject)
     }
 
-    fn embedded(
-        args: &RunArgs,
-        input: Option<Sourced>,
-        reference: Option<Sourced>,
-    ) -> Result<Self> {
+    fn own(args: &RunArgs, input: Option<Sourced>, reference: Option<Sourced>) -> Result<Self> {
         let from = match args.fixture.unwrap_or_default() {
             Fixture::Smollm2 => &SMOLLM2,
             Fixture::Stories15m => &STORIES15M,
