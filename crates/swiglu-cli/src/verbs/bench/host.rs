@@ -59,13 +59,7 @@ pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> Resul
 /// A call of the case on a device, to be enqueued on a stream.
 fn call(cuda: &Cuda, case: &Case) -> Result<Enqueue<'static>> {
     let (device, stream) = (Device::Cuda(cuda.clone()), cuda.stream());
-    let order = Order {
-        case,
-        options: Default::default(),
-        seed: 1,
-        copies: Some(1),
-        shared: Default::default(),
-    };
+    let order = Order::plain(case, Some(1));
     Ok(Setting { device: &device, cuda, stream: &stream, order: &order }.work::<bf16>()?.enqueue)
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> Result<Verdict
     let mut report = Report::default();
     let mut on = Vec::new();
     if let Device::Cuda(cuda) = &device {
-        check_cuda(args, cuda, terminal, &mut report);
+        report.cuda(args, cuda, terminal);
         on.push(device.to_string());
     }
     // Unless a device was named, every kernel of this machine is checked.
@@ -90,7 +90,7 @@ pub(crate) fn check(args: &CheckArgs, terminal: &mut Terminal) -> Result<Verdict
         _ => None,
     };
     if let Some(threads) = cpu {
-        on.push(check_cpu(args, threads, terminal, &mut report)?);
+        on.push(report.cpu(args, threads, terminal)?);
     }
     if let (0, Some(name)) = (report.cases, &args.kernel) {
         report.kernels.dedup();
@@ -147,81 +147,6 @@ impl Checked {
     }
 }
 
-/// Checks the kernels of the CPU, of every instruction set or the one asked for; the result says on what.
-fn check_cpu(
-    args: &CheckArgs,
-    threads: usize,
-    terminal: &Terminal,
-    report: &mut Report,
-) -> Result<String> {
-    let isas = args.device.isa.map_or_else(|| Isa::available().collect(), |isa| vec![isa]);
-    let mut counts = vec![1, threads];
-    counts.dedup();
-    let mut backends = Vec::new();
-    for (isa, &threads) in isas.iter().flat_map(|isa| counts.iter().map(move |n| (*isa, n))) {
-        let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(threads))?;
-        backends.push(CpuBackend { cpu, path: Path::Fused });
-    }
-    // Every instruction set has the same types.
-    let mut cases = backends.first().map_or(Vec::new(), |backend| args.cases(backend));
-    cases.extend(Bits::all(&args.dtypes(), args.seed).into_iter().map(Checked::Bits));
-    // `avx2 fused, 2 threads`.
-    let kernel = |name: &str| name.split(' ').next().unwrap_or(name).to_owned();
-    judge(args, &backends, &cases, kernel, |_, _| true, false, terminal, report);
-    let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
-    Ok(format!("threads {}", counts.join(" and ")))
-}
-
-/// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself; gradients on those that
-/// train. Most of the time goes into compiling their variants and into the reference, so cases are computed on all
-/// processors.
-fn check_cuda(args: &CheckArgs, cuda: &Cuda, terminal: &Terminal, report: &mut Report) {
-    let cases = args.cases(&CudaBackend::planned(cuda));
-    // What stands behind the device.
-    let kernel = |name: &str| name.split_once(' ').map_or(name, |(_, way)| way).to_owned();
-    let computes = |backend: &CudaBackend, case: &Checked| match case {
-        Checked::Result(case) => backend.computes(case),
-        Checked::Gradients(case) => backend.trains() && backend.computes(&case.layer),
-        // A GPU has instructions of its own for exponential and division.
-        Checked::Bits(_) => false,
-    };
-    judge(args, &CudaBackend::all(cuda), &cases, kernel, computes, true, terminal, report);
-}
-
-/// Adds what is found of the cases that each backend computes, one after the other or all at once; their order stays.
-/// `kernel` says which part of a backend's name is that of its kernel, by which it is asked for and shown.
-fn judge<B: Backend + Sync>(
-    args: &CheckArgs,
-    backends: &[B],
-    cases: &[Checked],
-    kernel: impl Fn(&str) -> String,
-    computes: impl Fn(&B, &Checked) -> bool,
-    at_once: bool,
-    terminal: &Terminal,
-    report: &mut Report,
-) {
-    report.kernels.extend(backends.iter().map(|backend| kernel(&backend.name())));
-    let taken = backends.iter().filter(|backend| args.takes(&kernel(&backend.name())));
-    let pairs = taken.flat_map(|backend| cases.iter().map(move |case| (backend, case)));
-    let work: Vec<_> = pairs.filter(|(backend, case)| computes(backend, case)).collect();
-    let bar = terminal.bar(work.len() as u64);
-    let finding = |(backend, case): &(&B, &Checked)| {
-        bar.set_message(backend.name());
-        let finding = case.finding(*backend);
-        bar.inc(1);
-        finding
-    };
-    let findings: Vec<Finding> = match at_once {
-        false => work.iter().map(finding).collect(),
-        // Neighbours share variants, so threads begin far apart; what one has left at the end any other takes.
-        true => work.par_iter().with_max_len(1).map(finding).collect(),
-    };
-    bar.finish_and_clear();
-    for ((backend, case), finding) in work.into_iter().zip(findings) {
-        report.add(kernel(&backend.name()), backend.name(), case.named(), finding);
-    }
-}
-
 #[derive(Default)]
 struct Finding {
     worst_element: f64,
@@ -265,6 +190,76 @@ struct Report {
 const LISTED: usize = 20;
 
 impl Report {
+    /// Checks the kernels of the CPU, of every instruction set or the one asked for; the result says on what.
+    fn cpu(&mut self, args: &CheckArgs, threads: usize, terminal: &Terminal) -> Result<String> {
+        let isas = args.device.isa.map_or_else(|| Isa::available().collect(), |isa| vec![isa]);
+        let mut counts = vec![1, threads];
+        counts.dedup();
+        let mut backends = Vec::new();
+        for (isa, &threads) in isas.iter().flat_map(|isa| counts.iter().map(move |n| (*isa, n))) {
+            let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(threads))?;
+            backends.push(CpuBackend { cpu, path: Path::Fused });
+        }
+        // Every instruction set has the same types.
+        let mut cases = backends.first().map_or(Vec::new(), |backend| args.cases(backend));
+        cases.extend(Bits::all(&args.dtypes(), args.seed).into_iter().map(Checked::Bits));
+        // `avx2 fused, 2 threads`.
+        let kernel = |name: &str| name.split(' ').next().unwrap_or(name).to_owned();
+        self.judge(args, &backends, &cases, kernel, |_, _| true, false, terminal);
+        let counts: Vec<String> = counts.iter().map(usize::to_string).collect();
+        Ok(format!("threads {}", counts.join(" and ")))
+    }
+
+    /// Checks every way of a CUDA device: what it plans, the unfused path, and each kernel by itself; gradients on those that
+    /// train. Most of the time goes into compiling their variants and into the reference, so cases are computed on all
+    /// processors.
+    fn cuda(&mut self, args: &CheckArgs, cuda: &Cuda, terminal: &Terminal) {
+        let cases = args.cases(&CudaBackend::planned(cuda));
+        // What stands behind the device.
+        let kernel = |name: &str| name.split_once(' ').map_or(name, |(_, way)| way).to_owned();
+        let computes = |backend: &CudaBackend, case: &Checked| match case {
+            Checked::Result(case) => backend.computes(case),
+            Checked::Gradients(case) => backend.trains() && backend.computes(&case.layer),
+            // A GPU has instructions of its own for exponential and division.
+            Checked::Bits(_) => false,
+        };
+        self.judge(args, &CudaBackend::all(cuda), &cases, kernel, computes, true, terminal);
+    }
+
+    /// Adds what is found of the cases that each backend computes, one after the other or all at once; their order stays.
+    /// `kernel` says which part of a backend's name is that of its kernel, by which it is asked for and shown.
+    fn judge<B: Backend + Sync>(
+        &mut self,
+        args: &CheckArgs,
+        backends: &[B],
+        cases: &[Checked],
+        kernel: impl Fn(&str) -> String,
+        computes: impl Fn(&B, &Checked) -> bool,
+        at_once: bool,
+        terminal: &Terminal,
+    ) {
+        self.kernels.extend(backends.iter().map(|backend| kernel(&backend.name())));
+        let taken = backends.iter().filter(|backend| args.takes(&kernel(&backend.name())));
+        let pairs = taken.flat_map(|backend| cases.iter().map(move |case| (backend, case)));
+        let work: Vec<_> = pairs.filter(|(backend, case)| computes(backend, case)).collect();
+        let bar = terminal.bar(work.len() as u64);
+        let finding = |(backend, case): &(&B, &Checked)| {
+            bar.set_message(backend.name());
+            let finding = case.finding(*backend);
+            bar.inc(1);
+            finding
+        };
+        let findings: Vec<Finding> = match at_once {
+            false => work.iter().map(finding).collect(),
+            // Neighbours share variants, so threads begin far apart; what one has left at the end any other takes.
+            true => work.par_iter().with_max_len(1).map(finding).collect(),
+        };
+        bar.finish_and_clear();
+        for ((backend, case), finding) in work.into_iter().zip(findings) {
+            self.add(kernel(&backend.name()), backend.name(), case.named(), finding);
+        }
+    }
+
     fn add(
         &mut self,
         kernel: String,

@@ -154,14 +154,7 @@ mod tests {
 
     fn made(op: CaseOp, shape: [usize; 3], copies: Option<usize>) -> CpuJob<bf16> {
         let case = Case::new(DeviceKind::Cpu, op, shape, DType::Bf16);
-        let order = Order {
-            case: &case,
-            options: Default::default(),
-            seed: 1,
-            copies,
-            shared: Default::default(),
-        };
-        job(&Device::cpu().unwrap(), &order).unwrap().0
+        job(&Device::cpu().unwrap(), &Order::plain(&case, copies)).unwrap().0
     }
 
     /// Results are zeros until a call has left its own.

@@ -51,7 +51,12 @@ pub(crate) struct Order<'a> {
     pub(crate) shared: Shared,
 }
 
-impl Order<'_> {
+impl<'a> Order<'a> {
+    /// Of a case without options.
+    pub(crate) fn plain(case: &'a Case, copies: Option<usize>) -> Self {
+        Self { case, options: Options::default(), seed: 1, copies, shared: Shared::default() }
+    }
+
     /// Bytes that a call must move: of quantised weights that are decoded, those of elements.
     pub(super) fn bytes(&self) -> f64 {
         match self.case.problem().filter(|p| p.quantized.is_some() && self.options.decode) {
@@ -77,21 +82,17 @@ impl Order<'_> {
     }
 
     /// Copies of the layer, by the path that was asked for; quantised weights as they are, or decoded once.
-    pub(super) fn layers<T: Element>(
-        &self,
-        device: &Device,
-        count: usize,
-    ) -> swiglu::Result<Vec<Packed>> {
+    pub(super) fn layers<T: Element>(&self, device: &Device, count: usize) -> Result<Vec<Packed>> {
         let (case, options) = (self.case, &self.options);
         if let Some(kind) = case.weights.filter(|_| !options.decode) {
             let weights = Quantized::derive(case, kind, self.seed)?;
             let params = weights.params::<T>();
-            return (0..count).map(|_| params.pack(device, None, None)).collect();
+            return (0..count).map(|_| Ok(params.pack(device, None, None)?)).collect();
         }
         let dense = Dense::<T>::derive(case, self.seed)?;
         let params = dense.params();
         let keep = (case.op == CaseOp::MlpTrain).then(|| self.policy());
-        (0..count).map(|_| params.pack(device, options.path, keep)).collect()
+        (0..count).map(|_| Ok(params.pack(device, options.path, keep)?)).collect()
     }
 
     /// Copies of the data on the CPU, of which a call touches this many bytes.
