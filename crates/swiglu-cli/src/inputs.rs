@@ -33,10 +33,8 @@ pub(crate) fn x<T: Element>(case: &Case, seed: u64) -> Result<Matrix<T>> {
 
 /// What a call reads beside weights: x, or gate and up; then, of a backward pass, the gradient of the result.
 pub(crate) fn read<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>> {
-    let mut all = match case.op.has_weights() {
-        true => vec![x(case, seed)?],
-        false => activation(case, seed)?,
-    };
+    let weights = case.op.has_weights();
+    let mut all = if weights { vec![x(case, seed)?] } else { activation(case, seed)? };
     if matches!(case.op, CaseOp::ActivationBackward | CaseOp::MlpTrain) {
         let cols = if case.op.is_block() { case.hidden } else { case.intermediate };
         all.push(normal(seed ^ STREAM_OUT_GRAD, case.m, cols, 1.0)?);

@@ -108,15 +108,12 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> Result<Ver
         let explanation = device.explain(problem, None);
         why_decoded.iter().fold(explanation, Explanation::with_decoded_weights)
     };
-    let (saving, explanation) = match args.backward {
-        true => {
-            expect_trained(&device, &problem)?;
-            let [saving, backward] =
-                [Pass::Saving, Pass::Backward].map(|pass| explained(problem.with_pass(pass)));
-            (Some(saving), backward)
-        }
-        false => (None, explained(problem)),
-    };
+    if args.backward {
+        expect_trained(&device, &problem)?;
+    }
+    let saving = args.backward.then(|| explained(problem.with_pass(Pass::Saving)));
+    let pass = if args.backward { Pass::Backward } else { problem.pass };
+    let explanation = explained(problem.with_pass(pass));
     let heat = case.as_ref().map_or(Heat::Cold, |case| case.heat);
     let mut limits =
         ceilings::of(&device, args.op, !args.measure || ceilings::is_quick(args.seconds))?;

@@ -135,13 +135,9 @@ impl<'a> Asked<'a> {
                 // What is here of a job that was left may be less than there.
                 let left =
                     jobs.iter().find(|job| !local && !job.fetched && job.spec.name == spec.name);
-                let of_place = |opened: &&Opened| {
-                    let executor = opened.record.executor.as_ref();
-                    match local {
-                        true => executor.is_none(),
-                        false => executor.is_some_and(|e| e.place == spec.place()),
-                    }
-                };
+                let place = (!local).then(|| spec.place());
+                let ran = |o: &Opened| o.record.executor.as_ref().map(|e| e.place.clone());
+                let of_place = |opened: &&Opened| ran(opened).as_deref() == place;
                 let incomplete = records.iter().rev().filter(of_place).find(|opened| {
                     let record = &opened.record;
                     let same = record.definition_hash == experiment.definition_hash;
