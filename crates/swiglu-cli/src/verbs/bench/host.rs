@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use serde::Serialize;
-use swiglu::{DType, Device, bf16};
+use swiglu::{DType, bf16};
 use swiglu_cuda::jit::cache::CacheOptions;
 use swiglu_cuda::{Cuda, CudaOptions};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
@@ -58,9 +58,8 @@ pub(super) fn bench(cuda: &Cuda, seconds: f64, terminal: &mut Terminal) -> Resul
 
 /// A call of the case on a device, to be enqueued on a stream.
 fn call(cuda: &Cuda, case: &Case) -> Result<Enqueue<'static>> {
-    let (device, stream) = (Device::Cuda(cuda.clone()), cuda.stream());
-    let order = Order::plain(case, Some(1));
-    Ok(Setting { device: &device, cuda, stream: &stream, order: &order }.work::<bf16>()?.enqueue)
+    let (stream, order) = (&cuda.stream(), &Order::plain(case, Some(1)));
+    Ok(Setting { cuda, stream, order }.work::<bf16>()?.enqueue)
 }
 
 fn microseconds(since: Instant) -> f64 {

@@ -41,19 +41,14 @@ pub(crate) struct Work<T> {
 }
 
 pub(crate) struct Setting<'a> {
-    pub(crate) device: &'a Device,
     pub(crate) cuda: &'a Cuda,
     pub(crate) stream: &'a Stream,
     pub(crate) order: &'a Order<'a>,
 }
 
-pub(super) fn prepare<T: Element>(
-    device: &Device,
-    cuda: &Cuda,
-    order: &Order<'_>,
-) -> Result<Prepared> {
+pub(super) fn prepare<T: Element>(cuda: &Cuda, order: &Order<'_>) -> Result<Prepared> {
     let stream = cuda.new_stream()?;
-    let setting = Setting { device, cuda, stream: &stream, order };
+    let setting = Setting { cuda, stream: &stream, order };
     let Work { enqueue, copies, plan, numerics } = setting.work::<T>()?;
     // Those of other cases are not of this one.
     cuda.take_used_kernels();
@@ -115,7 +110,8 @@ impl Setting<'_> {
     }
 
     fn layer<T: Element>(&self) -> Result<Work<T>> {
-        let layers = self.order.layers::<T>(self.device, self.count())?;
+        let device = Device::Cuda(self.cuda.clone());
+        let layers = self.order.layers::<T>(&device, self.count())?;
         let plan = layers[0].plan(self.order.case.m);
         let planned = (Some(plan.to_string()), plan.problem.numerics);
         self.calls(planned, move |stream, at, data| Ok(data.enqueue(stream, &layers[at])?))

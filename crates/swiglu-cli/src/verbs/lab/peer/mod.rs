@@ -131,9 +131,7 @@ impl Peer {
         let order = Order { case: &asked, options, seed, copies, shared: self.shared.clone() };
         let prepared = match &device {
             _ if reads => cpu::read(&device, &order),
-            Device::Cuda(cuda) => {
-                with_dtype!(case.dtype, T => cuda::prepare::<T>(&device, cuda, &order))
-            }
+            Device::Cuda(cuda) => with_dtype!(case.dtype, T => cuda::prepare::<T>(cuda, &order)),
             _ => with_dtype!(case.dtype, T => cpu::prepare::<T>(&device, &order)),
         };
         let Prepared { job, plan, variants, notes } = prepared?;
