@@ -1,7 +1,7 @@
 //! Results against the float64 oracle, whole or by a sample of rows.
 
 use anyhow::{Result, bail};
-use swiglu::{DType, Device, Element, Matrix, MatrixRef, Problem};
+use swiglu::{DType, Device, Element, Matrix, MatrixRef};
 use swiglu_core::bounds::{Judgement, Reference, relative_frobenius};
 use swiglu_core::conformance::Backend;
 use swiglu_core::random;
@@ -32,7 +32,9 @@ impl Check {
         x: MatrixRef<'_, T>,
     ) -> Result<Self> {
         let (m, row) = (x.rows(), params.problem(1));
-        let rows = random::sample(SEED, m, rows_in_budget(&row));
+        let by_work = BUDGET / (row.flops() / 2.0).max(1.0);
+        let by_memory = LAYER_BUDGET / (row.hidden + row.intermediate).max(1) as f64;
+        let rows = random::sample(SEED, m, by_work.min(by_memory).max(1.0) as usize);
         let roundoff = factor_roundoff(device, T::DTYPE);
         let reference = params.reference(gather_rows(x, &rows)?.view(), roundoff)?;
         Ok(Self { rows, m, reference })
@@ -76,13 +78,6 @@ impl Check {
         let (checked, m) = (self.rows.len(), self.m);
         (checked < m).then(|| format!("{checked} of {m} rows"))
     }
-}
-
-/// Rows of a problem with one row that the oracle is quick for.
-fn rows_in_budget(row: &Problem) -> usize {
-    let by_work = BUDGET / (row.flops() / 2.0).max(1.0);
-    let by_memory = LAYER_BUDGET / (row.hidden + row.intermediate).max(1) as f64;
-    by_work.min(by_memory).max(1.0) as usize
 }
 
 /// What a device rounds the factors of its products by, relative to them.

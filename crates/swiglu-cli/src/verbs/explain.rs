@@ -137,7 +137,9 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> Result<Ver
             let of = if saving.is_some() { " for both passes" } else { "" };
             let time = table::time(us) + of;
             writeln!(terminal, "floor       {time} on this machine, {bound}, {cached} in cache")?;
-            let least = measured.as_ref().and_then(Measured::least_us);
+            let ways = measured.iter().flat_map(|measured| &measured.ways);
+            let medians = ways.filter_map(|way| Some(way.result.summary?.median));
+            let least = medians.min_by(f64::total_cmp);
             if let Some(least) = least.filter(|least| *least < us) {
                 let least = table::time(least);
                 let why = "the machine was slower when what it goes by was measured: repeat it";
@@ -265,11 +267,6 @@ impl ExplainArgs {
 }
 
 impl Measured {
-    fn least_us(&self) -> Option<f64> {
-        let medians = self.ways.iter().filter_map(|way| Some(way.result.summary?.median));
-        medians.min_by(f64::total_cmp)
-    }
-
     fn show(&self, terminal: &mut Terminal) -> Result<()> {
         writeln!(terminal)?;
         Table::of(&self.ways)
