@@ -25,14 +25,12 @@ impl<'a, T: Element> Params<'a, T> {
         op: CaseOp,
         device: &Device,
     ) -> swiglu::Result<Result<Self, Option<swiglu::Error>>> {
-        let blocks = match op {
-            CaseOp::GatedLinear => weights.quantized_gated_linear_on(device),
-            _ => weights.quantized_on(device),
+        let params = match op {
+            CaseOp::GatedLinear => weights
+                .quantized_gated_linear_on(device)
+                .and_then(|blocks| Ok(Params::QuantizedGatedLinear(blocks.gated_linear()?))),
+            _ => weights.quantized_on(device).and_then(|of| Ok(Params::QuantizedMlp(of.mlp()?))),
         };
-        let params = blocks.and_then(|blocks| match op {
-            CaseOp::GatedLinear => Ok(Params::QuantizedGatedLinear(blocks.gated_linear()?)),
-            _ => Ok(Params::QuantizedMlp(blocks.mlp()?)),
-        });
         match params {
             Err(why) if why.kind() == ErrorKind::Unsupported => {
                 let quantized = op.op().is_some_and(|op| weights.is_quantized(op));

@@ -38,8 +38,7 @@ pub(crate) fn inspect(args: &InspectArgs, terminal: &mut Terminal) -> Result<Ver
     messages.into_iter().for_each(|message| *message = by_options(message));
     terminal.print(&found, show)?;
     let is_known = |block: &Block| block.contents.as_ref().is_some_and(|c| c.activation.is_some());
-    let all = !found.blocks.is_empty() && found.blocks.iter().all(is_known);
-    Ok(if all { Verdict::Passed } else { Verdict::Failed })
+    Ok(Verdict::from_passed(!found.blocks.is_empty() && found.blocks.iter().all(is_known)))
 }
 
 const SHOWN: usize = 8;
@@ -74,8 +73,7 @@ fn show(found: &Inspection, terminal: &mut Terminal) -> Result<()> {
         writeln!(terminal, "           and {more} more")?;
     }
     if let Some(why) = &found.refused {
-        writeln!(terminal, "\nno layer can be loaded: {why}")?;
-        return Ok(());
+        return writeln!(terminal, "\nno layer can be loaded: {why}");
     }
     writeln!(terminal)?;
     let contents = |block: &Block| block.contents.clone();
@@ -95,10 +93,8 @@ fn show(found: &Inspection, terminal: &mut Terminal) -> Result<()> {
             Some(activation) => format!("{activation} ({})", c.activation_source),
             None => format!("the activation is not known: {}", c.activation_source),
         });
-        let Some(line) = block.refused.clone().map(|why| format!("refused: {why}")).or(source)
-        else {
-            continue;
-        };
+        let refused = block.refused.as_ref().map(|why| format!("refused: {why}"));
+        let Some(line) = refused.or(source) else { continue };
         let kind = self::block(block);
         writeln!(terminal, "\n{}layers {}, {kind}: {line}", block.prefix, block.layers)?;
         let Some(contents) = &block.contents else { continue };

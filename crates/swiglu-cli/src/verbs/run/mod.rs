@@ -247,22 +247,17 @@ impl Subject {
     /// Shapes, and that every stored value is a number, before any work is done.
     fn validate(&self, args: &RunArgs) -> Result<()> {
         let stored = self.weights.stored();
-        let [tokens, width] = self.input.matrix.shape();
-        if width != stored.hidden() {
-            let what = format!("input ({})", self.input.source);
-            return Err(CoreError::shape(what, [tokens, stored.hidden()], [tokens, width]).into());
-        }
+        let fits = |what, of: &Sourced, expected| match of.matrix.shape() {
+            shape if shape == expected => Ok(()),
+            shape => Err(CoreError::shape(format!("{what} ({})", of.source), expected, shape)),
+        };
+        let [tokens, _] = self.input.matrix.shape();
+        fits("input", &self.input, [tokens, stored.hidden()])?;
         let (out, finite): (_, fn(_) -> _) = match args.op {
             CaseOp::GatedLinear => (stored.intermediate(), LayerWeights::expect_finite_gated),
             _ => (stored.hidden(), LayerWeights::expect_finite),
         };
-        if let Some(reference) = &self.reference {
-            let shape = reference.matrix.shape();
-            if shape != [tokens, out] {
-                let what = format!("reference ({})", reference.source);
-                return Err(CoreError::shape(what, [tokens, out], shape).into());
-            }
-        }
+        self.reference.iter().try_for_each(|of| fits("reference", of, [tokens, out]))?;
         if !args.allow_non_finite {
             finite(stored).map_err(|e| not_finite(e.into()))?;
             self.input.matrix.expect_finite("input").map_err(|e| not_finite(e.into()))?;
