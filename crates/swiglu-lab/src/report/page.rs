@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
 use pulldown_cmark::{Event, Parser, Tag, TagEnd};
 
-use super::chart::{Width, glyph};
+use super::chart::{Canvas, Width, glyph};
 use crate::format::DASH;
 use crate::verdict::VerdictState;
 
@@ -61,15 +61,17 @@ pub(super) fn badge(state: VerdictState) -> Markup {
     html! { span class={ "badge " (class) } { span aria-hidden="true" { (sign) " " } (state) } }
 }
 
-/// A plot in both widths, of which the stylesheet shows one; nothing if there is nothing to plot.
-pub(super) fn figure(draw: impl Fn(Width) -> Option<String>, caption: &Markup) -> Option<Markup> {
-    let (narrow, wide) = (draw(Width::Narrow)?, draw(Width::Wide)?);
+/// A plot with its title and description, in both widths, of which the stylesheet shows one; nothing if there
+/// is nothing to plot.
+pub(super) fn figure(
+    [title, description]: [String; 2],
+    draw: impl Fn(Width) -> Option<Canvas>,
+    caption: &Markup,
+) -> Option<Markup> {
+    let drawn = |width| Some(PreEscaped(draw(width)?.finish(&title, &description)));
+    let (narrow, wide) = (drawn(Width::Narrow)?, drawn(Width::Wide)?);
     Some(html! {
-        figure {
-            div.narrow { (PreEscaped(narrow)) }
-            div.wide { (PreEscaped(wide)) }
-            figcaption { (caption) }
-        }
+        figure { div.narrow { (narrow) } div.wide { (wide) } figcaption { (caption) } }
     })
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use maud::{Markup, PreEscaped, html};
 
 use super::Entry;
-use super::chart::{Bar, Bars, Roofline, Series, Sweep, Width};
+use super::chart::{Bar, Series};
 use super::evidence::{Labels, cases, groups, ranked};
 use super::page::{figure, key};
 use crate::case::Case;
@@ -19,40 +19,41 @@ use crate::verdict::RecordVerdict;
 const MOST_BARS: usize = 60;
 
 /// The claim's ratio in each case, from the limit that it must reach; with the rival where there is room.
-fn claimed(entry: &Entry, verdict: &RecordVerdict, width: Width, at_a_glance: bool) -> (f64, Bars) {
+fn claimed(entry: &Entry, verdict: &RecordVerdict) -> Vec<Bar> {
     let e = &entry.experiment;
     let (limit, labels) = (e.claim.kind.limit(), Labels::of(e.cases.iter()));
     let bar = |case: &Case| {
         let found = verdict.case(&case.key())?;
         Some(Bar {
             label: labels.case(case),
-            value: match width {
-                Width::Narrow => ratio(found.ratio.value),
-                Width::Wide => format!("{} of {}", interval(found.ratio), found.against),
-            },
+            values: [
+                ratio(found.ratio.value),
+                format!("{} of {}", interval(found.ratio), found.against),
+            ],
             ratio: found.ratio,
             series: usize::from(found.ratio.value < limit),
         })
     };
-    let mut bars: Vec<Bar> = e.cases.iter().filter_map(bar).collect();
-    let behind = bars.iter().filter(|b| b.series > 0).count();
+    e.cases.iter().filter_map(bar).collect()
+}
+
+/// What such bars are of, and what they show.
+fn said(entry: &Entry, bars: &[Bar]) -> [String; 2] {
+    let claim = &entry.experiment.claim;
+    let (limit, behind) = (claim.kind.limit(), bars.iter().filter(|b| b.series > 0).count());
     let description = format!("Speed in {} cases, {behind} of them below {limit}.", bars.len());
-    if bars.len() > MOST_BARS && !at_a_glance {
-        bars.sort_by(|a, b| a.ratio.value.total_cmp(&b.ratio.value));
-        bars.truncate(MOST_BARS);
-    }
-    let title = format!("{}, case by case", e.claim.subject);
-    let bars = Bars { title, description, bars };
-    (limit, bars)
+    [format!("{}, case by case", claim.subject), description]
 }
 
-/// It at a glance.
+/// The claim's ratios at a glance.
 pub(super) fn thumb(entry: &Entry) -> Option<Markup> {
-    let (limit, bars) = claimed(entry, entry.verdict.decisive()?, Width::Narrow, true);
-    bars.thumb(limit).map(PreEscaped)
+    let bars = claimed(entry, entry.verdict.decisive()?);
+    let [title, description] = said(entry, &bars);
+    let drawn = Bar::thumb(&bars, entry.experiment.claim.kind.limit())?;
+    Some(PreEscaped(drawn.finish(&title, &description)))
 }
 
-/// It in full.
+/// The claim's ratios in full.
 pub(super) fn answer(entry: &Entry, verdict: &RecordVerdict) -> Option<Markup> {
     let claim = &entry.experiment.claim;
     let limit = claim.kind.limit();
@@ -63,17 +64,13 @@ pub(super) fn answer(entry: &Entry, verdict: &RecordVerdict) -> Option<Markup> {
         @if verdict.cases.len() > MOST_BARS { "; of " (verdict.cases.len()) " cases the least " (MOST_BARS) }
         ". Blue is above it, orange below; thin lines are 95 % intervals."
     };
-    let draw = |width| {
-        let (limit, bars) = claimed(entry, verdict, width, false);
-        bars.svg(limit, width)
-    };
-    figure(draw, &caption)
-}
-
-/// The id of the profile that ratios of a record are relative to: the first baseline that has one.
-fn baseline(experiment: &Experiment) -> Option<&str> {
-    let first = experiment.profiles.iter().find(|p| p.role == Role::Baseline);
-    first.map(|p| p.id.as_str())
+    let mut bars = claimed(entry, verdict);
+    let said = said(entry, &bars);
+    if bars.len() > MOST_BARS {
+        bars.sort_by(|a, b| a.ratio.value.total_cmp(&b.ratio.value));
+        bars.truncate(MOST_BARS);
+    }
+    figure(said, |width| Bar::chart(&bars, limit, width), &caption)
 }
 
 /// Ratio to the baseline over M, one line per profile, for each group of more than two sizes.
@@ -84,7 +81,7 @@ pub(super) fn sweeps(experiment: &Experiment, record: &Record) -> Vec<Markup> {
 }
 
 fn sweep(experiment: &Experiment, record: &Record, label: &str, cases: &[&Case]) -> Option<Markup> {
-    let baseline = baseline(experiment)?;
+    let baseline = &experiment.profiles.iter().find(|p| p.role == Role::Baseline)?.id;
     // Two sizes are no line.
     if cases.iter().map(|c| c.m).collect::<BTreeSet<_>>().len() < 3 {
         return None;
@@ -99,26 +96,21 @@ fn sweep(experiment: &Experiment, record: &Record, label: &str, cases: &[&Case])
     };
     let profiles = experiment.profiles.iter().enumerate();
     // The baseline is the line at 1.
-    let others = profiles.filter(|(_, p)| p.id != baseline);
+    let others = profiles.filter(|(_, p)| p.id != *baseline);
     let series: Vec<_> = others.map(line).filter(|s| !s.points.is_empty()).collect();
-    let chart = Sweep {
-        title: format!("Speed relative to {baseline}: {label}"),
-        description: format!(
-            "A line for each profile over M. {}",
-            series.iter().map(spoken).collect::<Vec<_>>().join(" ")
-        ),
-        series,
-    };
+    let title = format!("Speed relative to {baseline}: {label}");
+    let spoken: Vec<_> = series.iter().map(spoken).collect();
+    let description = format!("A line for each profile over M. {}", spoken.join(" "));
     let legend = html! {
         @if !label.is_empty() { strong { (label) } ": " }
         "speed over M relative to " b { (baseline) } ", the line at 1; above it is faster."
         ul.legend {
-            @for s in &chart.series {
-                li { (key(s.series, &s.label)) @if Sweep::is_below(s) { ", below the plot" } }
+            @for s in &series {
+                li { (key(s.series, &s.label)) @if s.is_below() { ", below the plot" } }
             }
         }
     };
-    figure(|width| chart.svg(width), &legend)
+    figure([title, description], |width| Series::sweep(&series, width), &legend)
 }
 
 /// A line in words.
@@ -144,23 +136,20 @@ pub(super) fn roofline(
         Series { label: profile.id.clone(), series, points: points.collect() }
     };
     let series = experiment.profiles.iter().enumerate().map(of);
-    let chart = Roofline {
-        title: "Rates under the ceilings of the machine".into(),
-        description: format!(
-            "Operations per second over operations per byte, of {} results. The slope is memory, the \
-             level arithmetic, both measured.",
-            results().count()
-        ),
-        memory: ceilings.memory.clone(),
-        compute: ceilings.compute.iter().filter(used).cloned().collect(),
-        series: series.filter(|s| !s.points.is_empty()).collect(),
-    };
+    let series: Vec<_> = series.filter(|s| !s.points.is_empty()).collect();
+    let description = format!(
+        "Operations per second over operations per byte, of {} results. The slope is memory, the level \
+         arithmetic, both measured.",
+        results().count()
+    );
+    let compute: Vec<_> = ceilings.compute.iter().filter(used).collect();
+    let draw = |width| Series::roofline(&series, ceilings.memory.as_ref(), &compute, width);
     let caption = html! {
         strong { "Roofline." } " Each point is a case; lines are what this machine was measured to do. \
         Bytes are those each way must move, so a point above the slope found data in a cache."
         ul.legend {
-            @for s in &chart.series { li { (key(s.series, &s.label)) } }
+            @for s in &series { li { (key(s.series, &s.label)) } }
         }
     };
-    figure(|width| chart.svg(width), &caption)
+    figure(["Rates under the ceilings of the machine".into(), description], draw, &caption)
 }

@@ -1,27 +1,34 @@
 use swiglu_lab::profile::Ceiling;
 use swiglu_lab::record::Interval;
-use swiglu_lab::report::chart::{Bar, Bars, PALETTE, Roofline, Series, Sweep, Width, glyph};
+use swiglu_lab::report::chart::{Bar, Canvas, PALETTE, Series, Width, glyph};
 
 const HOSTILE: &str = "a <b> & \"c\" \u{7} ]]> 日本 #FE0001";
 
-fn bars(ratios: &[[f64; 3]]) -> Bars {
+fn bars(ratios: &[[f64; 3]]) -> Vec<Bar> {
     let bar = |(series, &[q1, median, q3]): (usize, &[f64; 3])| Bar {
         label: HOSTILE.into(),
-        value: format!("{median:.1}×"),
+        values: [(); 2].map(|()| format!("{median:.1}×")),
         ratio: Interval { value: median, ci95: [q1, q3] },
         series,
     };
-    let bars = ratios.iter().enumerate().map(bar).collect();
-    Bars { title: HOSTILE.into(), description: HOSTILE.into(), bars }
+    ratios.iter().enumerate().map(bar).collect()
 }
 
-fn sweep(points: &[(f64, f64)]) -> Sweep {
+fn svg(plot: Option<Canvas>) -> Option<String> {
+    plot.map(|canvas| canvas.finish(HOSTILE, HOSTILE))
+}
+
+fn chart(ratios: &[[f64; 3]], from: f64, width: Width) -> Option<String> {
+    svg(Bar::chart(&bars(ratios), from, width))
+}
+
+fn thumb(ratios: &[[f64; 3]], from: f64) -> Option<String> {
+    svg(Bar::thumb(&bars(ratios), from))
+}
+
+fn sweep(points: &[(f64, f64)], width: Width) -> Option<String> {
     let series = |series| Series { label: HOSTILE.into(), series, points: points.to_vec() };
-    Sweep {
-        title: HOSTILE.into(),
-        description: HOSTILE.into(),
-        series: (0..9).map(series).collect(),
-    }
+    svg(Series::sweep(&(0..9).map(series).collect::<Vec<_>>(), width))
 }
 
 /// Of hundreds of sizes each is a point of the line, and few have a marker, so that the line is seen.
@@ -29,24 +36,25 @@ fn sweep(points: &[(f64, f64)]) -> Sweep {
 fn a_sweep_over_hundreds_of_sizes_is_a_line() {
     let points: Vec<_> = (1..=200).map(|m| (f64::from(m), 1.0 + f64::from(m % 7) / 50.0)).collect();
     let series = vec![Series { label: "ours".into(), series: 0, points }];
-    let chart = Sweep { title: "T".into(), description: "D".into(), series };
-    let svg = chart.svg(Width::Wide).unwrap();
+    let svg = svg(Series::sweep(&series, Width::Wide)).unwrap();
     let line = svg.split("points=\"").filter_map(|s| s.split('"').next());
     assert_eq!(line.map(|points| points.split(' ').count()).max(), Some(200));
     let markers = svg.matches("<circle").count();
     assert!((20..=40).contains(&markers), "{markers}");
 }
 
-fn roofline(points: &[(f64, f64)], memory: f64, compute: &[f64]) -> Roofline {
+fn roofline(
+    points: &[(f64, f64)],
+    memory: Option<f64>,
+    compute: &[f64],
+    width: Width,
+) -> Option<String> {
     let one = |(series, &point)| Series { label: HOSTILE.into(), series, points: vec![point] };
-    let ceiling = |&per_second: &f64| Ceiling { name: HOSTILE.into(), per_second };
-    Roofline {
-        title: HOSTILE.into(),
-        description: HOSTILE.into(),
-        memory: Some(ceiling(&memory)),
-        compute: compute.iter().map(ceiling).collect(),
-        series: points.iter().enumerate().map(one).collect(),
-    }
+    let ceiling = |per_second: f64| Ceiling { name: HOSTILE.into(), per_second };
+    let series: Vec<_> = points.iter().enumerate().map(one).collect();
+    let compute: Vec<_> = compute.iter().copied().map(ceiling).collect();
+    let compute: Vec<_> = compute.iter().collect();
+    svg(Series::roofline(&series, memory.map(ceiling).as_ref(), &compute, width))
 }
 
 const LEVELS: [f64; 2] = [8e14, 4e14];
@@ -92,18 +100,18 @@ const WIDTHS: [Width; 2] = [Width::Narrow, Width::Wide];
 fn plots_are_well_formed_named_and_within_their_frame() {
     let over_sizes: Vec<_> =
         (0..15).map(|i| (f64::from(1 << i), 0.3 + f64::from(i) * 0.2)).collect();
-    let ratios = bars(&[[1.1, 1.2, 1.3], [0.01, 0.97, 80.0], [1.0, 1.0, 1.0]]);
+    let ratios = [[1.1, 1.2, 1.3], [0.01, 0.97, 80.0], [1.0, 1.0, 1.0]];
     for width in WIDTHS {
         let drawn = [
-            bars(&[[9.0, 10.0, 12.0], [1e4, 2e4, 9e9], [0.1, 0.2, 0.3]]).svg(1.0, width),
-            ratios.svg(1.0, width),
-            ratios.svg(0.97, width),
-            ratios.thumb(1.0),
-            sweep(&over_sizes).svg(width),
-            sweep(&[(1.0, 1.0), (2.0, 1.0)]).svg(width),
-            sweep(&[(1.0, 1e-3), (16384.0, 1e3)]).svg(width),
-            roofline(&[(0.3, 1e12), (700.0, 6e14), (1e-3, 1e6)], 4e12, &LEVELS).svg(width),
-            roofline(&[(0.3, 1e12)], 4e12, &[]).svg(width),
+            chart(&[[9.0, 10.0, 12.0], [1e4, 2e4, 9e9], [0.1, 0.2, 0.3]], 1.0, width),
+            chart(&ratios, 1.0, width),
+            chart(&ratios, 0.97, width),
+            thumb(&ratios, 1.0),
+            sweep(&over_sizes, width),
+            sweep(&[(1.0, 1.0), (2.0, 1.0)], width),
+            sweep(&[(1.0, 1e-3), (16384.0, 1e3)], width),
+            roofline(&[(0.3, 1e12), (700.0, 6e14), (1e-3, 1e6)], Some(4e12), &LEVELS, width),
+            roofline(&[(0.3, 1e12)], Some(4e12), &[], width),
         ];
         for svg in drawn {
             check(&svg.expect("something to draw"));
@@ -113,7 +121,7 @@ fn plots_are_well_formed_named_and_within_their_frame() {
 
 #[test]
 fn a_ratio_below_its_limit_goes_the_other_way_than_one_above() {
-    let svg = bars(&[[1.2, 1.2, 1.2], [0.9, 0.9, 0.9]]).thumb(1.0).unwrap();
+    let svg = thumb(&[[1.2, 1.2, 1.2], [0.9, 0.9, 0.9]], 1.0).unwrap();
     let document = roxmltree::Document::parse(&svg).unwrap();
     let of = |name: &'static str| {
         let bars = document.descendants().filter(|n| n.has_tag_name((NS, "rect")));
@@ -128,27 +136,26 @@ fn a_ratio_below_its_limit_goes_the_other_way_than_one_above() {
 fn numbers_that_cannot_be_drawn_are_left_out() {
     for width in WIDTHS {
         for bad in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
-            assert_eq!(bars(&[[bad; 3]]).svg(1.0, width), None, "{bad}");
-            assert_eq!(bars(&[[1.0; 3]]).thumb(bad), None, "{bad}");
-            assert_eq!(sweep(&[(1.0, bad), (bad, 1.0)]).svg(width), None, "{bad}");
-            assert_eq!(roofline(&[(bad, 1.0), (1.0, bad)], 4e12, &LEVELS).svg(width), None);
-            assert_eq!(roofline(&[(1.0, 1.0)], bad, &LEVELS).svg(width), None, "{bad}");
+            assert_eq!(chart(&[[bad; 3]], 1.0, width), None, "{bad}");
+            assert_eq!(thumb(&[[1.0; 3]], bad), None, "{bad}");
+            assert_eq!(sweep(&[(1.0, bad), (bad, 1.0)], width), None, "{bad}");
+            assert_eq!(roofline(&[(bad, 1.0), (1.0, bad)], Some(4e12), &LEVELS, width), None);
+            assert_eq!(roofline(&[(1.0, 1.0)], Some(bad), &LEVELS, width), None, "{bad}");
             let some = [
-                bars(&[[1.0, 2.0, 3.0], [bad; 3], [bad, 2.0, bad]]).svg(1.0, width),
-                sweep(&[(1.0, 1.0), (4.0, bad), (16.0, 2.0)]).svg(width),
-                roofline(&[(1.0, 1e12), (bad, bad)], 4e12, &[bad]).svg(width),
+                chart(&[[1.0, 2.0, 3.0], [bad; 3], [bad, 2.0, bad]], 1.0, width),
+                sweep(&[(1.0, 1.0), (4.0, bad), (16.0, 2.0)], width),
+                roofline(&[(1.0, 1e12), (bad, bad)], Some(4e12), &[bad], width),
             ];
             some.into_iter().for_each(|svg| check(&svg.expect("something left")));
         }
-        assert_eq!(sweep(&[(4.0, 1.0), (4.0, 2.0)]).svg(width), None, "one size is no sweep");
-        let nothing = Roofline { memory: None, ..roofline(&[(1.0, 1.0)], 1.0, &LEVELS) };
-        assert_eq!(nothing.svg(width), None);
+        assert_eq!(sweep(&[(4.0, 1.0), (4.0, 2.0)], width), None, "one size is no sweep");
+        assert_eq!(roofline(&[(1.0, 1.0)], None, &LEVELS, width), None);
     }
 }
 
 #[test]
 fn neighbouring_series_differ_in_colour_and_marker_and_pairs_repeat_late() {
-    let svg = sweep(&[(1.0, 1.0), (4.0, 1.2)]).svg(Width::Wide).unwrap();
+    let svg = sweep(&[(1.0, 1.0), (4.0, 1.2)], Width::Wide).unwrap();
     for colour in 0..9 {
         assert!(svg.contains(&format!("var(--c{colour})")), "--c{colour}");
         assert!(PALETTE.matches(&format!("--c{colour}:")).count() == 2, "light and dark");

@@ -8,23 +8,12 @@ use crate::record::Interval;
 pub struct Bar {
     /// Its name.
     pub label: String,
-    /// What the bar's end is labelled with, for example `1.20×`.
-    pub value: String,
+    /// What its end is labelled with in a narrow plot and in a wide one, for example `1.20×`.
+    pub values: [String; 2],
     /// The ratio with its interval.
     pub ratio: Interval,
     /// Colour in the palette.
     pub series: usize,
-}
-
-/// Values beside each other.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Bars {
-    /// What they are of.
-    pub title: String,
-    /// What is shown, in a sentence.
-    pub description: String,
-    /// From top to bottom.
-    pub bars: Vec<Bar>,
 }
 
 /// Half the thickness of a bar.
@@ -34,22 +23,20 @@ const BESIDE: f64 = 282.0;
 /// A picture of ratios without any text.
 const THUMB: (f64, f64) = (240.0, 56.0);
 
-impl Bars {
-    fn usable(&self) -> Vec<&Bar> {
-        self.bars.iter().filter(|b| positive(b.ratio.value)).collect()
-    }
-
-    /// The SVG element, bars from `from` to either side; none if there is nothing to draw.
-    pub fn svg(&self, from: f64, width: Width) -> Option<String> {
-        let bars = self.usable();
+impl Bar {
+    /// Bars below each other, from `from` to either side; none if there is nothing to draw.
+    pub fn chart(bars: &[Self], from: f64, width: Width) -> Option<Canvas> {
+        let bars = usable(bars);
         let values = spread(&bars, from)?;
         let full = width.pixels() - 1.0;
         // A column of text is as wide as the longest in it.
-        let column = |of: fn(&Bar) -> &str, size: f64| {
-            let longest = bars.iter().map(|bar| of(bar).chars().count()).max().unwrap_or(0);
+        let column = |texts: &mut dyn Iterator<Item = &String>, size: f64| {
+            let longest = texts.map(|text| text.chars().count()).max().unwrap_or(0);
             (longest as f64 * size * 0.54 + 16.0).min(BESIDE)
         };
-        let (labels, beside) = (column(|b| &b.label, TEXT), column(|b| &b.value, SMALL));
+        let at = width.pick(0, 1);
+        let labels = column(&mut bars.iter().map(|b| &b.label), TEXT);
+        let beside = column(&mut bars.iter().map(|b| &b.values[at]), SMALL);
         let (row, down, baseline, pixels, room) = match width {
             Width::Wide => (23.0, 11.0, 15.0, [labels, full - beside], 40),
             Width::Narrow => {
@@ -59,14 +46,14 @@ impl Bars {
         };
         let axis = Axis { values, pixels };
         let place = |value: f64| axis.at(value.clamp(values[0], values[1]));
-        let zero = place(from);
+        let zero = axis.at(from);
         let mut canvas = Canvas::new(width.pixels(), row * bars.len() as f64 + 6.0);
         for (i, bar) in bars.iter().enumerate() {
             let top = row * i as f64;
             let middle = top + down;
             let label = shortened(&bar.label, room);
             canvas.text((Ink::Text, TEXT), "start", (1.0, top + baseline), &label);
-            let value = shortened(&bar.value, 46);
+            let value = shortened(&bar.values[at], 46);
             canvas.text((Ink::Muted, SMALL), "end", (full, top + baseline), &value);
             canvas.rect(Ink::Grid, pixels, [middle - 0.5, middle + 0.5]);
             let to = place(bar.ratio.value);
@@ -82,13 +69,13 @@ impl Bars {
             let (above, below) = (middle - HALF - 2.0, middle + HALF + 2.0);
             canvas.line(Ink::Text, 2, &[(zero, above), (zero, below)]);
         }
-        Some(canvas.finish(&self.title, &self.description))
+        Some(canvas)
     }
 
     /// Ratios at a glance, without text: a column for each, up from `from` or down; none if there is
     /// nothing to draw.
-    pub fn thumb(&self, from: f64) -> Option<String> {
-        let bars = self.usable();
+    pub fn thumb(bars: &[Self], from: f64) -> Option<Canvas> {
+        let bars = usable(bars);
         let values = spread(&bars, from)?;
         let (width, height) = THUMB;
         let axis = Axis { values, pixels: [height - 2.0, 2.0] };
@@ -102,8 +89,12 @@ impl Bars {
             canvas.rect(Ink::Series(bar.series), [left + 1.0, left + column * 0.8], [zero, to]);
         }
         canvas.line(Ink::Text, 1, &[(0.0, zero), (column * bars.len() as f64, zero)]);
-        Some(canvas.finish(&self.title, &self.description))
+        Some(canvas)
     }
+}
+
+fn usable(bars: &[Bar]) -> Vec<&Bar> {
+    bars.iter().filter(|b| positive(b.ratio.value)).collect()
 }
 
 /// What ratios lie within, with where they begin; none of nothing. A tenth at least: what is equal looks so.

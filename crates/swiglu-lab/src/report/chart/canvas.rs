@@ -109,7 +109,9 @@ impl Axis {
     }
 }
 
-pub(super) struct Canvas {
+/// A plot in the making.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Canvas {
     size: (f64, f64),
     body: String,
 }
@@ -190,7 +192,7 @@ impl Canvas {
     }
 
     /// The SVG element, which says what it is to those who do not see it.
-    pub(super) fn finish(self, title: &str, description: &str) -> String {
+    pub fn finish(self, title: &str, description: &str) -> String {
         let (title, description) = (clean(title), clean(description));
         let ((width, height), body) = (self.size, maud::PreEscaped(self.body));
         // Elements that describe by reference need names unique in a page; a label does not.

@@ -6,10 +6,8 @@ mod canvas;
 mod roofline;
 mod sweep;
 
-pub use bars::{Bar, Bars};
-pub use canvas::{Series, Width, glyph};
-pub use roofline::Roofline;
-pub use sweep::Sweep;
+pub use bars::Bar;
+pub use canvas::{Canvas, Series, Width, glyph};
 
 /// The variables that plots refer to.
 pub const PALETTE: &str = include_str!("palette.css");

@@ -4,32 +4,21 @@ use super::canvas::{Axis, Canvas, Ink, SMALL, Series, Width, positive, shortened
 use crate::format::si;
 use crate::profile::Ceiling;
 
-/// Results under the ceilings of the machine they ran on.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Roofline {
-    /// What is shown.
-    pub title: String,
-    /// What is shown, in a sentence.
-    pub description: String,
-    /// Bytes per second: a slope.
-    pub memory: Option<Ceiling>,
-    /// Operations per second: levels.
-    pub compute: Vec<Ceiling>,
-    /// The results: operations per second over operations per byte.
-    pub series: Vec<Series>,
-}
-
-impl Roofline {
-    /// The SVG element; none without a result, or without memory's ceiling to see it under.
-    pub fn svg(&self, width: Width) -> Option<String> {
-        let points: Vec<(usize, f64, f64)> = self
-            .series
-            .iter()
-            .flat_map(|s| s.usable().map(|(intensity, flops)| (s.series, intensity, flops)))
-            .collect();
-        let memory = self.memory.as_ref().filter(|c| positive(c.per_second))?;
+impl Series {
+    /// Results, operations per second over operations per byte, under the ceilings of the machine they ran
+    /// on: a slope for the bytes of its memory, levels for its arithmetic. None without a result, or without
+    /// memory's ceiling to see it under.
+    pub fn roofline(
+        all: &[Self],
+        memory: Option<&Ceiling>,
+        compute: &[&Ceiling],
+        width: Width,
+    ) -> Option<Canvas> {
+        let points = all.iter().flat_map(|s| s.usable().map(|(x, y)| (s.series, x, y)));
+        let points: Vec<(usize, f64, f64)> = points.collect();
+        let memory = memory.filter(|c| positive(c.per_second))?;
         let slope = memory.per_second;
-        let levels: Vec<_> = self.compute.iter().filter(|c| positive(c.per_second)).collect();
+        let levels: Vec<_> = compute.iter().filter(|c| positive(c.per_second)).collect();
         let highest = levels.iter().map(|c| c.per_second).max_by(f64::total_cmp);
         if points.is_empty() {
             return None;
@@ -81,7 +70,7 @@ impl Roofline {
         for (text, anchor, at) in labels {
             canvas.text((Ink::Text, SMALL), anchor, at, &shortened(&text, width.pick(39, 60)));
         }
-        Some(canvas.finish(&self.title, &self.description))
+        Some(canvas)
     }
 }
 

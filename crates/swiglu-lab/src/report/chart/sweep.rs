@@ -2,17 +2,6 @@
 
 use super::canvas::{Axis, Canvas, Ink, Series, Width};
 
-/// Ratios over a size: above 1 is faster than the baseline.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sweep {
-    /// What is compared.
-    pub title: String,
-    /// What is shown, in a sentence.
-    pub description: String,
-    /// Each a line.
-    pub series: Vec<Series>,
-}
-
 /// Slower than this is not drawn: one hopeless way would press all others into a line.
 const LOWEST: f64 = 0.2;
 
@@ -23,23 +12,24 @@ const MARKERS: usize = 40;
 const TICKS: [f64; 17] =
     [0.01, 0.02, 0.05, 0.1, 0.2, 0.33, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0];
 
-impl Sweep {
-    /// Whether some points of a way are below what is drawn.
-    pub fn is_below(series: &Series) -> bool {
-        series.usable().any(|(_, y)| y < LOWEST)
+impl Series {
+    /// Whether some points of a way are below what is drawn over sizes.
+    pub fn is_below(&self) -> bool {
+        self.usable().any(|(_, y)| y < LOWEST)
     }
 
-    /// The SVG element; none without at least two sizes to compare.
-    pub fn svg(&self, width: Width) -> Option<String> {
-        let all = || self.series.iter().flat_map(Series::usable);
-        let mut sizes: Vec<f64> = all().map(|(x, _)| x).collect();
+    /// Ratios over a size, a line for each series: above 1 is faster than the baseline. None without at
+    /// least two sizes to compare.
+    pub fn sweep(all: &[Self], width: Width) -> Option<Canvas> {
+        let points = || all.iter().flat_map(Series::usable);
+        let mut sizes: Vec<f64> = points().map(|(x, _)| x).collect();
         sizes.sort_by(f64::total_cmp);
         sizes.dedup();
         let (&first, &last) = (sizes.first()?, sizes.last()?);
         if first == last {
             return None;
         }
-        let drawn = || all().map(|(_, y)| y).filter(|y| *y >= LOWEST);
+        let drawn = || points().map(|(_, y)| y).filter(|y| *y >= LOWEST);
         let low = drawn().fold(0.9, f64::min) / 1.06;
         let high = drawn().fold(1.1, f64::max) * 1.06;
         let (full, height) = (width.pixels(), width.pick(250.0, 330.0));
@@ -53,7 +43,7 @@ impl Sweep {
         canvas.axes((&x, &x_ticks), (&y, &y_ticks), "M, tokens");
         canvas.line(Ink::Text, 2, &[(x.pixels[0], y.at(1.0)), (x.pixels[1], y.at(1.0))]);
         // The first, which are ours, over the others.
-        for series in self.series.iter().rev() {
+        for series in all.iter().rev() {
             let points = series.usable().filter(|p| p.1 >= LOWEST);
             let points: Vec<_> = points.map(|(a, b)| (x.at(a), y.at(b))).collect();
             canvas.line(Ink::Series(series.series), 2, &points);
@@ -61,7 +51,7 @@ impl Sweep {
             let every = points.len().div_ceil(MARKERS).max(1);
             points.into_iter().step_by(every).for_each(|at| canvas.marker(series.series, at));
         }
-        Some(canvas.finish(&self.title, &self.description))
+        Some(canvas)
     }
 }
 
