@@ -13,120 +13,98 @@ use crate::case::Case;
 const SUMMARY: [&str; 5] = ["median", "q1", "q3", "min", "n"];
 const ERROR: [&str; 3] = ["relative_frobenius", "frobenius_limit", "worst_ratio"];
 const CLOCKS: [&str; 3] = ["sm_mhz", "power_w", "cpu_mhz"];
+/// What stands first in a result.
+const NUMBERS: [&str; 3] = ["summary", "preparations", "error"];
 
 /// A record with rows in place of its cases and results; as it is, where some case has no results or some result no case.
 pub(super) fn pack(mut record: Value) -> Value {
-    let (cases, results) = (&record["cases"], &record["results"]);
-    let mut rows: Vec<(String, Vec<&Value>)> = Vec::new();
-    for result in results.as_array().into_iter().flatten() {
-        match (result["case_key"].as_str(), rows.last_mut()) {
-            (None, Some((_, row))) => row.push(result),
-            (key, _) => rows.push((key.unwrap_or_default().to_owned(), vec![result])),
-        }
-    }
-    let known = |(key, _): &(String, Vec<&Value>)| cases.get(key).is_some();
-    if cases.as_object().is_none_or(|cases| cases.len() != rows.len()) || !rows.iter().all(known) {
+    let (cases, results) = (&record["cases"], record["results"].as_array());
+    // Only the first result of a case has its key.
+    let rows = results.map_or(&[][..], Vec::as_slice).chunk_by(|_, b| b["case_key"].is_null());
+    let known =
+        |row: &[Value]| row[0]["case_key"].as_str().is_some_and(|key| cases[key].is_object());
+    let count = cases.as_object().map_or(0, Map::len);
+    if rows.clone().count() != count || !rows.clone().all(known) {
         return record;
     }
-    let (mut before, mut packed) = (Row::default(), Vec::new());
-    for (key, results) in rows {
-        let (row, said) = Row::of(&cases[&key], results).beside(&before);
-        packed.push(said);
-        before = row;
-    }
+    let mut before = [Value::Null, Value::Null];
+    let row = |results: &[Value]| {
+        let mut facts = cases[results[0]["case_key"].as_str().unwrap_or_default()].clone();
+        if let Some(clocks) = facts.get_mut("clocks").and_then(Value::as_array_mut) {
+            clocks.iter_mut().for_each(|clocks| *clocks = listed(clocks, &CLOCKS));
+        }
+        let own = case_of(&facts).map(|(_, amounts)| amounts);
+        let (numbers, rest): (Vec<_>, Vec<_>) = results.iter().map(|r| split(r, own)).unzip();
+        let rest = Value::Array(rest);
+        let said = numbers.into_iter().enumerate().map(|(i, mut said)| {
+            said.push(changed(&before[1][i], &rest[i]));
+            while said.last().is_some_and(|last| last.is_null() || *last == json!({})) {
+                said.pop();
+            }
+            said
+        });
+        let said: Vec<_> = said.collect();
+        let said = json!({ "facts": changed(&before[0], &facts), "results": said });
+        before = [facts, rest];
+        said
+    };
+    let packed: Value = rows.map(row).collect();
     if let Some(map) = record.as_object_mut() {
         map.retain(|name, _| name != "cases" && name != "results");
-        map.insert("rows".into(), packed.into());
+        map.insert("rows".into(), packed);
     }
     record
+}
+
+/// The numbers of a result, and the rest of it without what its case says too.
+fn split(result: &Value, own: Option<[(&str, f64); 2]>) -> (Vec<Value>, Value) {
+    let mut fields = result.as_object().cloned().unwrap_or_default();
+    fields.remove("case_key");
+    for (name, value) in own.into_iter().flatten() {
+        if fields.get(name).and_then(Value::as_f64) == Some(value) {
+            fields.remove(name);
+        }
+    }
+    let [summary, preparations, error] =
+        NUMBERS.map(|name| fields.remove(name).unwrap_or_default());
+    let numbers = vec![listed(&summary, &SUMMARY), preparations, listed(&error, &ERROR)];
+    (numbers, fields.into())
 }
 
 /// The record as it was; none where the rows are not what [`pack`] writes.
 pub(super) fn unpack(mut record: Value) -> Option<Value> {
     let rows = record.as_object_mut()?.remove("rows")?;
-    let (mut cases, mut results, mut before) = (Map::new(), Vec::new(), Row::default());
+    let (mut cases, mut results) = (Map::new(), Vec::new());
+    let mut before = [Value::Null, Value::Null];
     for said in rows.as_array()? {
-        let facts = merged(&before.facts, said.get("facts").unwrap_or(&Value::Null));
-        let case: Case = serde_json::from_value(facts["case"].clone()).ok()?;
-        let mut row = Row { facts: facts.clone(), results: Vec::new() };
-        for (i, result) in said.get("results")?.as_array()?.iter().enumerate() {
-            let none = Value::Null;
-            let rest =
-                merged(before.results.get(i).unwrap_or(&none), result.get(3).unwrap_or(&none));
-            row.results.push(rest.clone());
-            let mut whole = rest;
-            let fields = whole.as_object_mut()?;
-            for (at, name) in ["summary", "preparations", "error"].into_iter().enumerate() {
-                if let Some(value) = result.get(at).filter(|value| !value.is_null()) {
-                    fields.insert(name.into(), value.clone());
-                }
+        let facts = merged(&before[0], &said["facts"]);
+        let (key, amounts) = case_of(&facts)?;
+        let said = said["results"].as_array()?;
+        let rest = said.iter().enumerate().map(|(i, said)| merged(&before[1][i], &said[3]));
+        let rest: Value = rest.collect();
+        for (i, said) in said.iter().enumerate() {
+            let mut fields = rest[i].as_object()?.clone();
+            for (at, name) in NUMBERS.into_iter().enumerate().filter(|(at, _)| !said[at].is_null())
+            {
+                fields.insert(name.into(), said[at].clone());
             }
-            fields.entry("bytes").or_insert(case.compulsory_bytes().into());
-            fields.entry("flops").or_insert(case.flops().into());
-            fields.insert("case_key".into(), case.key().into());
-            results.push(whole);
+            for (name, amount) in amounts {
+                fields.entry(name).or_insert(amount.into());
+            }
+            fields.insert("case_key".into(), key.clone().into());
+            results.push(Value::Object(fields));
         }
-        cases.insert(case.key(), facts);
-        before = row;
+        cases.insert(key, facts.clone());
+        before = [facts, rest];
     }
     (record["cases"], record["results"]) = (cases.into(), results.into());
     Some(record)
 }
 
-/// What a row says like the one before it is told by comparing with that.
-#[derive(Debug, Clone, Default)]
-struct Row {
-    facts: Value,
-    /// Without their numbers.
-    results: Vec<Value>,
-}
-
-/// A row with the numbers of its results.
-struct Whole(Row, Vec<Vec<Value>>);
-
-impl Row {
-    fn of(facts: &Value, results: Vec<&Value>) -> Whole {
-        let mut facts = facts.clone();
-        if let Some(clocks) = facts.get_mut("clocks").and_then(Value::as_array_mut) {
-            clocks.iter_mut().for_each(|clocks| *clocks = listed(clocks, &CLOCKS));
-        }
-        let case = serde_json::from_value::<Case>(facts["case"].clone()).ok();
-        let own = case.map(|case| [("bytes", case.compulsory_bytes()), ("flops", case.flops())]);
-        let (mut rest, mut numbers) = (Vec::new(), Vec::new());
-        for result in results {
-            let mut fields = result.as_object().cloned().unwrap_or_default();
-            fields.remove("case_key");
-            for (name, value) in own.into_iter().flatten() {
-                if fields.get(name).and_then(Value::as_f64) == Some(value) {
-                    fields.remove(name);
-                }
-            }
-            let mut number = |name| fields.remove(name).unwrap_or_default();
-            let (summary, preparations, error) =
-                (number("summary"), number("preparations"), number("error"));
-            numbers.push(vec![listed(&summary, &SUMMARY), preparations, listed(&error, &ERROR)]);
-            rest.push(fields.into());
-        }
-        Whole(Row { facts, results: rest }, numbers)
-    }
-}
-
-impl Whole {
-    /// The row, and what it says beside the one before it.
-    fn beside(self, before: &Row) -> (Row, Value) {
-        let Whole(row, numbers) = self;
-        let none = Value::Null;
-        let result = |(i, mut said): (usize, Vec<Value>)| {
-            said.push(changed(before.results.get(i).unwrap_or(&none), &row.results[i]));
-            while said.last().is_some_and(|last| last.is_null() || *last == json!({})) {
-                said.pop();
-            }
-            said
-        };
-        let results: Vec<_> = numbers.into_iter().enumerate().map(result).collect();
-        let said = json!({ "facts": changed(&before.facts, &row.facts), "results": results });
-        (row, said)
-    }
+/// The key of a case, and what its results have where they do not say otherwise.
+fn case_of(facts: &Value) -> Option<(String, [(&'static str, f64); 2])> {
+    let case: Case = serde_json::from_value(facts["case"].clone()).ok()?;
+    Some((case.key(), [("bytes", case.compulsory_bytes()), ("flops", case.flops())]))
 }
 
 /// The values of these fields.
@@ -142,10 +120,9 @@ fn changed(before: &Value, now: &Value) -> Value {
     let (Value::Object(before), Value::Object(now)) = (before, now) else { return now.clone() };
     let mut said = Map::new();
     for (name, value) in now {
-        match before.get(name) {
-            Some(known) if known == value => {}
-            Some(known) => drop(said.insert(name.clone(), changed(known, value))),
-            None => drop(said.insert(name.clone(), value.clone())),
+        let known = before.get(name);
+        if known != Some(value) {
+            said.insert(name.clone(), changed(known.unwrap_or(&Value::Null), value));
         }
     }
     let gone = before.keys().filter(|name| !now.contains_key(*name));
@@ -160,12 +137,9 @@ fn merged(before: &Value, said: &Value) -> Value {
     };
     let mut now = before.clone();
     for (name, value) in said {
-        match value {
-            Value::Null => drop(now.remove(name)),
-            _ => {
-                let known = now.get(name).cloned().unwrap_or_default();
-                now.insert(name.clone(), merged(&known, value));
-            }
+        let known = now.remove(name).unwrap_or_default();
+        if !value.is_null() {
+            now.insert(name.clone(), merged(&known, value));
         }
     }
     now.into()

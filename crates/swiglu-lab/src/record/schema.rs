@@ -159,13 +159,9 @@ mod grouped {
         results: &[ResultEntry],
         s: S,
     ) -> Result<S::Ok, S::Error> {
-        let mut last = "";
         let mut entries = results.to_vec();
-        for (entry, full) in entries.iter_mut().zip(results) {
-            if full.case_key == last {
-                entry.case_key.clear();
-            }
-            last = &full.case_key;
+        for i in (1..entries.len()).filter(|&i| results[i].case_key == results[i - 1].case_key) {
+            entries[i].case_key.clear();
         }
         entries.serialize(s)
     }
@@ -174,12 +170,10 @@ mod grouped {
         d: D,
     ) -> Result<Vec<ResultEntry>, D::Error> {
         let mut entries = Vec::<ResultEntry>::deserialize(d)?;
-        let mut last = String::new();
-        for entry in &mut entries {
-            if entry.case_key.is_empty() {
-                entry.case_key.clone_from(&last);
+        for i in 1..entries.len() {
+            if entries[i].case_key.is_empty() {
+                entries[i].case_key = entries[i - 1].case_key.clone();
             }
-            last.clone_from(&entry.case_key);
         }
         Ok(entries)
     }
