@@ -117,6 +117,16 @@ impl LabError {
         move |source| LabError::Io { action, path, source: source.into() }
     }
 
+    /// The file that it is about, if it is one.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Definition { path, .. } | Self::Record { path, .. } | Self::Io { path, .. } => {
+                Some(path)
+            }
+            _ => None,
+        }
+    }
+
     /// Refuses what cannot be part of a file name and of a command line everywhere.
     pub(crate) fn expect_name(what: &'static str, given: &str) -> Result<()> {
         if is_name(given) { Ok(()) } else { Err(Self::name(what, given, NAME)) }

@@ -11,4 +11,4 @@ pub use result::{ErrorMetrics, Interval, ResultEntry, Status, Summary, Versus};
 pub use schema::{
     CaseFacts, Clocks, Executed, Machine, Profiled, ProtocolUsed, QUICK, RECORD_SCHEMA, Record,
 };
-pub use store::{Opened, Refused, Store, canonical, content_hash};
+pub use store::{Opened, Store, canonical, content_hash};

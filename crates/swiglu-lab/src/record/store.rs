@@ -33,15 +33,6 @@ pub struct Opened {
     pub record: Record,
 }
 
-/// A file that is no believable record.
-#[derive(Debug)]
-pub struct Refused {
-    /// The file.
-    pub path: PathBuf,
-    /// Why, and what to do.
-    pub error: LabError,
-}
-
 impl Opened {
     /// Reads one record and believes it only if it is whole, of this schema and unchanged.
     ///
@@ -69,7 +60,7 @@ impl Store {
     ///
     /// # Errors
     /// [`LabError::Io`] if a directory cannot be read.
-    pub fn of_experiment(&self, experiment: &str) -> Result<(Vec<Opened>, Vec<Refused>)> {
+    pub fn of_experiment(&self, experiment: &str) -> Result<(Vec<Opened>, Vec<LabError>)> {
         let (mut records, mut refused) = (Vec::new(), Vec::new());
         for dir in entries(&self.root)?.into_iter().filter(|path| path.is_dir()) {
             for path in files_of(&dir, experiment)? {
@@ -77,7 +68,7 @@ impl Store {
                     // `mlp-decode-1` is a run of `mlp-decode`, or run `decode-1` of `mlp`.
                     Ok(opened) if opened.record.experiment != experiment => {}
                     Ok(opened) => records.push(opened),
-                    Err(error) => refused.push(Refused { path, error }),
+                    Err(error) => refused.push(error),
                 }
             }
         }
@@ -94,8 +85,8 @@ impl Store {
     pub fn strays(
         &self,
         counted: &BTreeSet<PathBuf>,
-        experiments: &[&str],
-    ) -> Result<Vec<Refused>> {
+        experiments: &[String],
+    ) -> Result<Vec<LabError>> {
         let mut files = Vec::new();
         for path in entries(&self.root)? {
             match path.is_dir() {
@@ -103,19 +94,15 @@ impl Store {
                 false => files.push(path),
             }
         }
-        let strange = |path: &PathBuf| {
+        files.retain(|path| {
             path.is_file() && !counted.contains(path) && !file_name(path).starts_with('.')
-        };
-        Ok(files
-            .into_iter()
-            .filter(strange)
-            .filter_map(|path| self.stray(path, experiments))
-            .collect())
+        });
+        Ok(files.into_iter().filter_map(|path| self.stray(path, experiments)).collect())
     }
 
-    fn stray(&self, path: PathBuf, experiments: &[&str]) -> Option<Refused> {
+    fn stray(&self, path: PathBuf, experiments: &[String]) -> Option<LabError> {
         let (why, advice) = match Opened::read(&path).map(|opened| opened.record) {
-            Ok(record) if experiments.contains(&record.experiment.as_str()) => {
+            Ok(record) if experiments.contains(&record.experiment) => {
                 let right = self.path_of(&record);
                 // Of an experiment whose definition is broken.
                 if right == path {
@@ -133,11 +120,9 @@ impl Store {
                 (why, "it counts for nothing: restore the experiment, or move it elsewhere")
             }
             Err(_) if is_other_document(&path) => return None,
-            Err(error) => {
-                return file_name(&path).ends_with(".json").then_some(Refused { path, error });
-            }
+            Err(error) => return file_name(&path).ends_with(".json").then_some(error),
         };
-        Some(Refused { error: LabError::Record { path: path.clone(), why, advice }, path })
+        Some(LabError::Record { path, why, advice })
     }
 
     /// The record of a run, if it has begun.
@@ -148,8 +133,7 @@ impl Store {
         let dir = self.root.join(machine);
         let named = |path: &PathBuf| {
             let name = file_name(path);
-            let date = name.get(..DATE_LEN).unwrap_or_default();
-            name == format!("{date}-{experiment}-{}.json", undated(run_id, date))
+            name == name_of(&name, experiment, run_id)
         };
         for path in files_of(&dir, experiment)?.into_iter().filter(named) {
             let opened = Opened::read(&path)?;
@@ -162,9 +146,7 @@ impl Store {
 
     /// The file of a run that begins now.
     pub fn path_of(&self, record: &Record) -> PathBuf {
-        let date = record.started.get(..DATE_LEN).unwrap_or_default();
-        let run = undated(&record.run_id, date);
-        let name = format!("{date}-{}-{run}.json", record.experiment);
+        let name = name_of(&record.started, &record.experiment, &record.run_id);
         self.root.join(&record.machine.name).join(name)
     }
 
@@ -264,10 +246,11 @@ fn laid_out(document: &Value) -> String {
 /// `YYYY-MM-DD`.
 const DATE_LEN: usize = 10;
 
-/// A run's id in the name of a file that begins with this date: an id made of the date would repeat it.
-fn undated<'a>(run_id: &'a str, date: &str) -> &'a str {
-    let rest = run_id.strip_prefix(date).and_then(|rest| rest.strip_prefix('-'));
-    rest.unwrap_or(run_id)
+/// The name of a run's file, which begins with the date that `time` does; a run's id made of the date would repeat it.
+fn name_of(time: &str, experiment: &str, run_id: &str) -> String {
+    let date = time.get(..DATE_LEN).unwrap_or_default();
+    let run = run_id.strip_prefix(date).and_then(|rest| rest.strip_prefix('-')).unwrap_or(run_id);
+    format!("{date}-{experiment}-{run}.json")
 }
 
 impl Record {

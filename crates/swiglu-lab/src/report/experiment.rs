@@ -148,7 +148,7 @@ fn judgement(entry: &Entry) -> Markup {
         }
         @if !entry.refused.is_empty() {
             (folded("Files that are no records", &html! {
-                ul { @for refused in &entry.refused { li { code { (refused.error) } } } }
+                ul { @for refused in &entry.refused { li { code { (refused) } } } }
             }))
         }
     }

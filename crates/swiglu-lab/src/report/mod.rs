@@ -20,8 +20,8 @@ use crate::code::History;
 use crate::decision::Decision;
 use crate::definition::Experiment;
 use crate::error::{LabError, Result};
-use crate::files::file_stem;
-use crate::record::{Opened, Refused, Store};
+use crate::files::{entries, file_stem};
+use crate::record::{Opened, Store};
 use crate::verdict::Verdict;
 
 /// Says that a directory is a report of ours, which may be replaced.
@@ -39,8 +39,8 @@ pub struct Entry {
     pub records: Vec<Opened>,
     /// Of each record, how many commits to the backend came after it; none where nobody knows.
     pub ages: Vec<Option<u64>>,
-    /// Files that are no believable records.
-    pub refused: Vec<Refused>,
+    /// Why files are no believable records.
+    pub refused: Vec<LabError>,
 }
 
 impl Entry {
@@ -104,38 +104,31 @@ impl Site {
                     let entry = Entry::of(experiment, store, history)?;
                     ids.push(entry.experiment.id.clone());
                     counted.extend(entry.records.iter().map(|r| r.path.clone()));
-                    counted.extend(entry.refused.iter().map(|r| r.path.clone()));
+                    counted.extend(
+                        entry.refused.iter().filter_map(LabError::path).map(Path::to_path_buf),
+                    );
                     site.experiments.push(entry);
                 }
                 Err(error) => {
-                    let (LabError::Definition { path, .. } | LabError::Io { path, .. }) = &error
-                    else {
-                        return Err(error);
-                    };
                     // Its records are not strange for that.
-                    ids.push(file_stem(path));
+                    ids.extend(error.path().map(file_stem));
                     site.broken.push(error.to_string());
                 }
             }
         }
         for decision in Decision::read_dir(&lab.join("decisions"))? {
             match decision {
-                Err(error @ (LabError::Definition { .. } | LabError::Io { .. })) => {
-                    site.broken.push(error.to_string());
-                }
-                decision => site.decisions.push(decision?),
+                Ok(decision) => site.decisions.push(decision),
+                Err(error) => site.broken.push(error.to_string()),
             }
         }
-        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-        let strays = store.strays(&counted, &ids)?;
-        site.strays = strays.iter().map(|stray| stray.error.to_string()).collect();
+        site.strays = store.strays(&counted, &ids)?.iter().map(LabError::to_string).collect();
         Ok(site)
     }
 
     /// Everything that could not be read: definitions, decisions, records.
     pub fn troubles(&self) -> Vec<String> {
-        let refused = self.experiments.iter().flat_map(|e| &e.refused);
-        let refused = refused.map(|refused| refused.error.to_string());
+        let refused = self.experiments.iter().flat_map(|e| &e.refused).map(LabError::to_string);
         self.broken.iter().cloned().chain(refused).collect()
     }
 
@@ -206,17 +199,13 @@ fn listed(out: &Path) -> Result<Vec<String>> {
         };
         return Ok(names.lines().filter(inside).map(str::to_owned).collect());
     }
-    match fs::read_dir(out) {
-        Ok(mut entries) => match entries.next() {
-            Some(_) => Err(LabError::Refused {
-                place: out.display().to_string(),
-                what: "writing a report there",
-                why: "it is not empty and not a report of this program".into(),
-                advice: "choose another directory, or empty it",
-            }),
-            None => Ok(Vec::new()),
-        },
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(source) => Err(LabError::io("read directory", out)(source)),
+    if entries(out)?.is_empty() {
+        return Ok(Vec::new());
     }
+    Err(LabError::Refused {
+        place: out.display().to_string(),
+        what: "writing a report there",
+        why: "it is not empty and not a report of this program".into(),
+        advice: "choose another directory, or empty it",
+    })
 }

@@ -223,12 +223,12 @@ fn records_that_count_for_nothing_are_found() {
     for (name, text) in [("notes.txt", "hello"), ("bench.json", "{}"), (".unfinished-a", &text)] {
         fs::write(here.join(name), text).unwrap();
     }
-    let strays = |counted: &[&PathBuf], experiments: &[&str]| -> Vec<String> {
+    let strays = |counted: &[&PathBuf], experiment: &str| -> Vec<String> {
         let counted = counted.iter().map(|path| (*path).clone()).collect();
-        let strays = store.strays(&counted, experiments).unwrap();
-        strays.iter().map(|stray| stray.error.to_string()).collect()
+        let strays = store.strays(&counted, &[experiment.into()]).unwrap();
+        strays.iter().map(LabError::to_string).collect()
     };
-    let found = strays(&[&path], &["made-up"]);
+    let found = strays(&[&path], "made-up");
     assert_eq!(found.len(), 4, "{found:?}");
     let said = |name: &str, why: &str| {
         assert!(found.iter().any(|s| s.contains(name) && s.contains(why)), "{name}: {found:?}");
@@ -236,7 +236,7 @@ fn records_that_count_for_nothing_are_found() {
     said("copy.json", "would count as");
     said("here/2026-01-01-made-up-r1.json.bak", "would count as");
     said("broken.json", "not JSON");
-    assert_eq!(strays(&[], &["other"]).iter().filter(|s| s.contains("no experiment")).count(), 4);
+    assert_eq!(strays(&[], "other").iter().filter(|s| s.contains("no experiment")).count(), 4);
 }
 
 #[test]

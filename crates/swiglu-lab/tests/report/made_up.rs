@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use swiglu_lab::profile::{Ceiling, Ceilings, Counters, KernelCounters};
 use swiglu_lab::record::{
-    ErrorMetrics, Opened, Profiled, RECORD_SCHEMA, Record, Refused, ResultEntry, Status, Store,
-    Summary,
+    ErrorMetrics, Opened, Profiled, RECORD_SCHEMA, Record, ResultEntry, Status, Store, Summary,
 };
 use swiglu_lab::report::{Entry, Site};
 use swiglu_lab::{Case, Decision, DeviceKind, Experiment, LabError, Role, Verdict};
@@ -282,8 +281,7 @@ pub(crate) fn site(dir: &Path) -> Site {
         // Nobody knows the age of all but the first.
         let ages = [Some(17), None].into_iter().take(records.len()).collect();
         let (path, why) = (PathBuf::from("x.json"), HOSTILE.into());
-        let error = LabError::Record { path: path.clone(), why, advice: "measure again" };
-        let refused = vec![Refused { path, error }];
+        let refused = vec![LabError::Record { path, why, advice: "measure again" }];
         Entry { experiment, verdict, records, ages, refused }
     };
     let front = |id: &str, experiments: &str| {

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use serde_json::{Value, json};
-use swiglu_lab::record::{Interval, Opened, Refused};
+use swiglu_lab::record::{Interval, Opened};
 use swiglu_lab::report::{Entry, Site, age_in_words};
-use swiglu_lab::{Experiment, History, RecordVerdict, VerdictState};
+use swiglu_lab::{Experiment, History, LabError, RecordVerdict, VerdictState};
 
 use super::places::PlaceArgs;
 use crate::table::{self, Table, or_dash};
@@ -86,8 +86,8 @@ fn table_of(entries: &[Entry], terminal: &mut Terminal) -> Result<()> {
 }
 
 /// Refuses to go on with records of which some cannot be believed.
-pub(super) fn expect_none(refused: Vec<Refused>) -> Result<()> {
-    refused.into_iter().try_for_each(|refused| Err(refused.error.into()))
+pub(super) fn expect_none(refused: Vec<LabError>) -> Result<()> {
+    refused.into_iter().try_for_each(|refused| Err(refused.into()))
 }
 
 pub(super) fn show(id: &str, places: &PlaceArgs, terminal: &mut Terminal) -> Result<Verdict> {
