@@ -3,11 +3,14 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::protocol::{Reply, Request, type_and_id};
 use crate::error::{LabError, Result};
@@ -70,10 +73,8 @@ impl Limits {
 fn end_with_parent(command: &mut Command) {
     // SAFETY: between fork and exec this makes one system call and allocates nothing.
     unsafe {
-        std::os::unix::process::CommandExt::pre_exec(command, || {
-            let kill = Some(rustix::process::Signal::KILL);
-            Ok(rustix::process::set_parent_process_death_signal(kill)?)
-        });
+        command
+            .pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?));
     }
 }
 
@@ -137,7 +138,7 @@ impl PeerProcess {
             .stdout(Stdio::piped())
             .stderr(stderr);
         // A group of its own: compilers and pools that it starts end with it.
-        std::os::unix::process::CommandExt::process_group(&mut command_line, 0);
+        command_line.process_group(0);
         #[cfg(target_os = "linux")]
         end_with_parent(&mut command_line);
         let mut child = command_line.spawn()?;
@@ -231,12 +232,8 @@ impl PeerProcess {
     /// Ends it with everything it started.
     fn kill(&mut self) {
         self.stdin = None;
-        if let Some(group) =
-            i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw)
-        {
-            // It fails only if nothing of the group is left.
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
+        // It fails only if nothing of the group is left.
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         // An error means that it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();

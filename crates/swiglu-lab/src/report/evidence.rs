@@ -123,11 +123,8 @@ pub(super) fn groups<'a>(
 
 /// The cases of a record, in the order in which they were measured.
 pub(super) fn cases(record: &Record) -> impl Iterator<Item = &Case> {
-    let first = |(i, entry): (usize, &ResultEntry)| {
-        i == 0 || record.results.get(i - 1).is_none_or(|last| last.case_key != entry.case_key)
-    };
-    let entries = record.results.iter().enumerate();
-    entries.filter(move |&pair| first(pair)).filter_map(|(_, entry)| record.case_of(entry))
+    let of_cases = record.results.chunk_by(|a, b| a.case_key == b.case_key);
+    of_cases.filter_map(|results| record.case_of(&results[0]))
 }
 
 /// The colour and marker of a profile: its place in the definition. One that the definition no longer

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::peers::{Absent, Peers};
-use super::{Event, RunOptions};
+use super::{Event, RunOptions, ways};
 use crate::case::{Case, DeviceKind};
 use crate::definition::ProfileDef;
 use crate::machine::cpu_mhz;
@@ -29,6 +29,8 @@ const MAX_SAMPLES: usize = 1 << 16;
 pub(super) struct CaseRun<'a, 'p> {
     case: &'a Case,
     profiles: &'a [&'a ProfileDef],
+    /// All ways of all profiles.
+    ways: Vec<ProfileDef>,
     protocol: &'a ProtocolUsed,
     settle: Duration,
     peers: &'a mut Peers<'p>,
@@ -42,7 +44,7 @@ pub(super) struct Outcome {
     pub(super) broken: bool,
 }
 
-/// Why a profile was not measured.
+/// Why a way was not measured.
 struct Fault {
     profile: usize,
     /// What becomes of it; none where its peer is gone, and with it what its other profiles had.
@@ -68,18 +70,12 @@ impl Fault {
 }
 
 struct Contender {
-    /// Index among the profiles.
+    /// Index among the ways.
     profile: usize,
     id: u64,
     budget_us: u64,
     entry: ResultEntry,
     /// Microseconds per call, of this preparation.
-    samples: Vec<f64>,
-}
-
-struct Measured {
-    entry: ResultEntry,
-    /// Of all preparations.
     samples: Vec<f64>,
 }
 
@@ -93,34 +89,35 @@ impl<'a, 'p> CaseRun<'a, 'p> {
     ) -> Self {
         let (protocol, settle) = (&options.protocol, options.settle);
         let oracle = Oracle::new(case, protocol.seed);
-        Self { case, profiles, protocol, settle, peers, watch, oracle }
+        let ways = profiles.iter().flat_map(|profile| profile.ways()).collect();
+        Self { case, profiles, ways, protocol, settle, peers, watch, oracle }
     }
 
     pub(super) fn run(&mut self) -> Outcome {
-        let mut done: Vec<Option<ResultEntry>> = vec![None; self.profiles.len()];
-        for (slot, profile) in done.iter_mut().zip(self.profiles) {
-            *slot = self.peers.given_up(&profile.id).map(|why| {
-                ResultEntry::without_times(self.case, &profile.id, Status::Failed, Some(why))
-            });
-        }
+        let given_up = |ProfileDef { id, .. }: &ProfileDef| {
+            let why = self.peers.given_up(id)?;
+            Some(ResultEntry::without_times(self.case, id, Status::Failed, Some(why)))
+        };
+        let mut done: Vec<Option<ResultEntry>> = self.ways.iter().map(given_up).collect();
         let mut broken = false;
         let clocks = loop {
             match self.attempt(&mut done) {
                 Ok(clocks) => break clocks,
                 Err(Fault { profile, reason, .. }) => {
                     broken = true;
-                    let at_fault = self.profiles[profile];
+                    let at_fault = &self.ways[profile];
                     self.peers.crashed(&at_fault.peer, &at_fault.id, &reason);
                     done[profile] = Some(self.trouble(profile, Status::Failed, reason));
                 }
             }
         };
-        Outcome { results: done.into_iter().flatten().collect(), clocks, broken }
+        let results = ways::fastest(self.profiles, done.into_iter().flatten().collect());
+        Outcome { results, clocks, broken }
     }
 
     /// What becomes of a profile that was given up, which whoever watches is told.
     fn trouble(&mut self, profile: usize, status: Status, reason: String) -> ResultEntry {
-        let ProfileDef { id, best_of, .. } = self.profiles[profile];
+        let ProfileDef { id, best_of, .. } = &self.ways[profile];
         // A case has as many ways as it has.
         if best_of.is_none() || status != Status::Unsupported {
             (self.watch)(Event::Trouble { profile: id, reason: &reason });
@@ -128,9 +125,10 @@ impl<'a, 'p> CaseRun<'a, 'p> {
         ResultEntry::without_times(self.case, id, status, Some(reason))
     }
 
-    /// Measures all profiles that have no result yet, over all preparations.
+    /// Measures all ways that have no result yet, over all preparations.
     fn attempt(&mut self, done: &mut [Option<ResultEntry>]) -> Result<Option<[Clocks; 2]>, Fault> {
-        let mut measured: Vec<Option<Measured>> = done.iter().map(|_| None).collect();
+        // With the samples of all preparations.
+        let mut measured: Vec<Option<(ResultEntry, Vec<f64>)>> = vec![None; done.len()];
         let mut clocks: Option<[Clocks; 2]> = None;
         for (preparation, turns) in self.preparations().enumerate() {
             let mut contenders = Vec::new();
@@ -152,19 +150,22 @@ impl<'a, 'p> CaseRun<'a, 'p> {
             let now = self.take_turns(&mut contenders, turns.clone())?;
             clocks =
                 clocks.zip(now).map(|([before, _], [_, after])| [before, after]).or(clocks).or(now);
-            for contender in contenders {
-                let (profile, id) = (contender.profile, contender.id);
+            for Contender { profile, id, mut entry, samples, .. } in contenders {
                 self.ask(profile, &Request::Release { id })?;
-                match joined(measured[profile].take(), contender) {
-                    Measured { entry, .. } if entry.status == Status::Failed => {
-                        done[profile] = Some(entry);
+                let median = stats::median(&mut samples.clone());
+                entry.preparations.extend(median.map(|us| stats::rounded(us, stats::TIME_DIGITS)));
+                match &mut measured[profile] {
+                    _ if entry.status == Status::Failed => done[profile] = Some(entry),
+                    Some((before, all)) => {
+                        before.extend(entry);
+                        all.extend(samples);
                     }
-                    joined => measured[profile] = Some(joined),
+                    none => *none = Some((entry, samples)),
                 }
             }
         }
         for (slot, measured) in done.iter_mut().zip(measured) {
-            if let (None, Some(Measured { entry, samples })) = (&slot, measured) {
+            if let (None, Some((entry, samples))) = (&slot, measured) {
                 *slot = Some(ResultEntry { summary: Summary::of(&samples), ..entry });
             }
         }
@@ -178,21 +179,21 @@ impl<'a, 'p> CaseRun<'a, 'p> {
         (0..count).map(move |i| i * turns / count..(i + 1) * turns / count)
     }
 
-    /// All profiles, as they are prepared; which comes first moves on, so that it is not always the
+    /// All ways, as they are prepared; which comes first moves on, so that it is not always the
     /// same one that finds memory as the last case left it.
     fn order(&self, preparation: usize) -> impl Iterator<Item = usize> + use<> {
-        let count = self.profiles.len();
+        let count = self.ways.len();
         (0..count).map(move |i| (preparation + i) % count)
     }
 
     fn ask(&mut self, profile: usize, request: &Request) -> Result<Reply, Fault> {
         let refused = |a: Absent| Fault { profile, status: Some(a.status), reason: a.reason };
-        let process = self.peers.get(&self.profiles[profile].peer).map_err(refused)?;
+        let process = self.peers.get(&self.ways[profile].peer).map_err(refused)?;
         process.ask(request).map_err(|reason| Fault { profile, status: None, reason })
     }
 
     fn prepare(&mut self, profile: usize) -> Result<Contender, Fault> {
-        let definition = self.profiles[profile];
+        let definition = &self.ways[profile].clone();
         (self.watch)(Event::Profile { id: &definition.id, what: "preparing" });
         let id = self.peers.fresh_id();
         let request = Request::prepare(id, self.case, definition, self.protocol.seed);
@@ -210,9 +211,9 @@ impl<'a, 'p> CaseRun<'a, 'p> {
         if definition.role.is_verified() {
             (self.watch)(Event::Profile { id: &definition.id, what: "verifying" });
             let request = Request::Verify { id, rows: self.oracle.rows.clone() };
-            let (shape, dtype, rows, data) = match self.ask(profile, &request)? {
-                Reply::Verified { shape, dtype, rows, data, .. } => (shape, dtype, rows, data),
-                other => return Err(Fault::of(profile, other)),
+            let reply = self.ask(profile, &request)?;
+            let Reply::Verified { shape, dtype, rows, data, .. } = reply else {
+                return Err(Fault::of(profile, reply));
             };
             let judged = self.oracle.judge(definition, (shape, dtype, &rows), &data);
             let judged = judged.and_then(|judgement| {
@@ -232,10 +233,8 @@ impl<'a, 'p> CaseRun<'a, 'p> {
     }
 
     fn sample(&mut self, profile: usize, id: u64, budget_us: u64) -> Result<Vec<f64>, Fault> {
-        let us = match self.ask(profile, &Request::Sample { id, turns: 1, budget_us })? {
-            Reply::Samples { us, .. } => us,
-            other => return Err(Fault::of(profile, other)),
-        };
+        let reply = self.ask(profile, &Request::Sample { id, turns: 1, budget_us })?;
+        let Reply::Samples { us, .. } = reply else { return Err(Fault::of(profile, reply)) };
         let bad = us.iter().find(|t| !t.is_finite() || **t <= 0.0);
         let reason = match bad {
             Some(time) => format!("a sample is {time} µs: expected a positive time"),
@@ -291,10 +290,10 @@ impl<'a, 'p> CaseRun<'a, 'p> {
             if contender.entry.status == Status::Failed {
                 continue;
             }
-            let definition = self.profiles[contender.profile];
+            let definition = &self.ways[contender.profile];
             (self.watch)(Event::Profile { id: &definition.id, what: "measuring" });
             if self.case.device == DeviceKind::Cpu
-                && last_peer.replace(&definition.peer) != Some(&definition.peer)
+                && last_peer.replace(definition.peer.clone()).as_ref() != Some(&definition.peer)
             {
                 thread::sleep(self.settle);
             }
@@ -345,18 +344,6 @@ fn shortened((name, hash): (String, String)) -> (String, String) {
         Some((file, _)) => (format!("{file} {}", hash.get(..6).unwrap_or(&hash)), hash),
         None => (name, hash),
     }
-}
-
-/// What is known of a profile with one preparation more.
-fn joined(before: Option<Measured>, mut now: Contender) -> Measured {
-    let median = stats::median(&mut now.samples.clone());
-    now.entry.preparations.extend(median.map(|us| stats::rounded(us, stats::TIME_DIGITS)));
-    let Some(mut all) = before.filter(|_| now.entry.status != Status::Failed) else {
-        return Measured { entry: now.entry, samples: now.samples };
-    };
-    all.entry.extend(now.entry);
-    all.samples.extend(now.samples);
-    all
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::measure::{CaseRun, Outcome};
 use super::peers::Peers;
-use super::ways;
 use super::{Event, Finished, Laboratory, PREPARATIONS, RunOptions};
 use crate::case::Case;
 use crate::definition::{Experiment, ProfileDef};
@@ -124,9 +123,7 @@ impl<'a> Run<'a> {
         };
         // Whoever ends a job may end its peers, too: that is no result of theirs.
         let cut_short = |outcome: &Outcome| outcome.broken && self.options.is_stopped();
-        let ways: Vec<ProfileDef> = profiles.iter().flat_map(|p| p.ways()).collect();
-        let ways: Vec<&ProfileDef> = ways.iter().collect();
-        let mut run = CaseRun::new(case, &ways, options, &mut self.peers, self.watch);
+        let mut run = CaseRun::new(case, &profiles, options, &mut self.peers, self.watch);
         let mut outcome = run.run();
         // Once: where a clock changes again, the case keeps the mark.
         let drifted = facts(&outcome, false).drift().is_some();
@@ -140,7 +137,7 @@ impl<'a> Run<'a> {
         self.record.cases.insert(key.clone(), facts(&outcome, repeated));
         self.record.results.retain(|entry| entry.case_key != key);
         let first = self.record.results.len();
-        self.record.results.extend(ways::fastest(&profiles, outcome.results));
+        self.record.results.extend(outcome.results);
         self.save()?;
         (self.watch)(Event::Done(&self.record.results[first..]));
         Ok(true)
@@ -209,10 +206,8 @@ impl<'a> Run<'a> {
         };
         let profiles: Vec<&ProfileDef> = self.experiment.profiles.iter().filter(counts).collect();
         (self.watch)(Event::Case(case));
-        let ways: Vec<ProfileDef> = profiles.iter().flat_map(|p| p.ways()).collect();
-        let ways: Vec<&ProfileDef> = ways.iter().collect();
-        let outcome = CaseRun::new(case, &ways, &options, &mut self.peers, self.watch).run();
-        let results = ways::fastest(&profiles, outcome.results);
+        let run = &mut CaseRun::new(case, &profiles, &options, &mut self.peers, self.watch);
+        let Outcome { results, .. } = run.run();
         (self.watch)(Event::Done(&results));
         for result in results {
             let same = |e: &&mut ResultEntry| e.case_key == key && e.profile == result.profile;

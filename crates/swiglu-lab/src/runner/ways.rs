@@ -5,15 +5,12 @@ use crate::record::{ResultEntry, Status};
 
 /// Of each profile its result, from those of all ways in the order of their profiles.
 pub(super) fn fastest(profiles: &[&ProfileDef], results: Vec<ResultEntry>) -> Vec<ResultEntry> {
-    let mut results = results.into_iter().peekable();
-    let mut of_profile = |profile: &&ProfileDef| {
-        let mut ways = Vec::new();
-        while let Some(way) = results.next_if(|way| way.profile == profile.id) {
-            ways.push(way);
-        }
-        if profile.best_of.is_some() { one_of(ways) } else { ways.pop() }
+    let has_ways = |id: &str| profiles.iter().any(|p| p.id == id && p.best_of.is_some());
+    let of_profile = |ways: &[ResultEntry]| match has_ways(&ways[0].profile) {
+        true => one_of(ways.to_vec()),
+        false => ways.last().cloned(),
     };
-    profiles.iter().filter_map(&mut of_profile).collect()
+    results.chunk_by(|a, b| a.profile == b.profile).filter_map(of_profile).collect()
 }
 
 /// The fastest. A way that is wrong or failed is told instead: nobody knows what it would have come to.
