@@ -11,7 +11,7 @@ use crate::error::{LabError, Result};
 use crate::files::{entries, file_stem};
 use crate::place::text_of;
 use crate::record::content_hash;
-use crate::text::{self, named};
+use crate::text::{Named, named};
 
 mod claim;
 mod read;
@@ -84,7 +84,7 @@ impl Pace {
 }
 
 /// One way of computing the cases.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileDef {
     /// Unique within the experiment.
@@ -99,8 +99,8 @@ pub struct ProfileDef {
     pub role: Role,
     /// The roundings it promises and is judged by; by default those of the case for our own and
     /// `eager+fast`, the weakest, for all others.
-    #[serde(default, with = "text::option", skip_serializing_if = "Option::is_none")]
-    pub numerics: Option<Numerics>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numerics: Option<Named<Numerics>>,
     /// It is the fastest of so many ways at most, of which a case may have fewer or none: the peer is asked for one
     /// after the other by the option `candidate`, from 1 on. All of them take turns; the fastest is recorded, with its plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,8 +127,10 @@ impl ProfileDef {
 
 named! {
     /// What part a profile plays.
+    #[derive(Default)]
     pub enum Role {
         /// This project.
+        #[default]
         Ours = "ours",
         /// What users have today: ratios are relative to the first baseline.
         Baseline = "baseline",
@@ -173,9 +175,6 @@ impl Experiment {
 
     /// Reads every `*.toml` of a directory, sorted by name. A broken definition does not hide the
     /// others.
-    ///
-    /// # Errors
-    /// [`LabError::Io`] if the directory cannot be read.
     pub fn read_dir(dir: &Path) -> Result<Vec<Result<Self>>> {
         Ok(files(dir)?.iter().map(|path| Self::read(path)).collect())
     }

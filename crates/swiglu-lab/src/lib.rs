@@ -42,5 +42,6 @@ pub use files::sha256_of;
 pub use ready::{Check, Readiness, quiet};
 pub use record::{Record, ResultEntry, Status};
 pub use runner::{Event, Finished, Laboratory, RunOptions, SEED};
+pub use text::Named;
 pub use verdict::{CaseRatio, RecordVerdict, Undecided, Verdict, VerdictState};
 pub use verify::complaint;

@@ -42,24 +42,6 @@ pub(crate) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
 }
 
 /// A value given by its name.
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(transparent, bound(serialize = "T: Display", deserialize = "T: FromStr<Err: Display>"))]
-pub(crate) struct Named<T>(#[serde(with = "self")] pub(crate) T);
-
-/// The same for a value that may be absent; used with `#[serde(default)]`.
-pub(crate) mod option {
-    use super::*;
-
-    pub(crate) fn serialize<T: Display + Copy, S: Serializer>(
-        value: &Option<T>,
-        s: S,
-    ) -> Result<S::Ok, S::Error> {
-        value.map(Named).serialize(s)
-    }
-
-    pub(crate) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
-        d: D,
-    ) -> Result<Option<T>, D::Error> {
-        Ok(Option::deserialize(d)?.map(|Named(value)| value))
-    }
-}
+pub struct Named<T>(#[serde(with = "self")] pub T);

@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::peer::protocol::MAX_VERIFIED;
 use crate::record::ErrorMetrics;
 use crate::stats;
+use crate::text::Named;
 
 /// Multiply-adds that the oracle may take for one case: a few seconds.
 const BUDGET: f64 = 6e8;
@@ -136,7 +137,8 @@ fn promise(profile: &ProfileDef, case: &Case) -> Promise {
         _ => BlockInputs::Exact,
     };
     let roundoff = if tf32 { TF32_ROUNDOFF } else { 0.0 };
-    Promise { numerics: profile.numerics.unwrap_or(default), roundoff, inputs }
+    let numerics = profile.numerics.map_or(default, |Named(numerics)| numerics);
+    Promise { numerics, roundoff, inputs }
 }
 
 /// Of a training step, tokens and intermediate features: the gradients of a feature take all tokens, and the reverse.

@@ -31,46 +31,31 @@ fn one_of(mut ways: Vec<ResultEntry>) -> Option<ResultEntry> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::definition::Role;
     use crate::record::Summary;
 
-    fn way(profile: &str, plan: &str, us: Result<f64, Status>) -> ResultEntry {
-        ResultEntry {
-            profile: profile.into(),
+    #[test]
+    fn one_that_is_at_fault_stands_for_all() {
+        let best = ProfileDef { id: "best".into(), best_of: Some(4), ..ProfileDef::default() };
+        let way = |plan: &str, us: Result<f64, Status>| ResultEntry {
+            profile: "best".into(),
             plan: Some(plan.into()),
             status: us.err().unwrap_or(Status::Ok),
             summary: us.ok().and_then(|us| Summary::of(&[us])),
             ..ResultEntry::default()
+        };
+        let lacking = || way("d", Err(Status::Unsupported));
+        let wrong = way("c", Err(Status::FailedVerification));
+        for (ways, plan, status, notes) in [
+            (vec![way("b", Ok(2.0)), way("c", Ok(1.0)), lacking()], "c", Status::Ok, 1),
+            (vec![way("b", Ok(2.0)), wrong, lacking()], "c", Status::FailedVerification, 0),
+            (vec![lacking(), lacking()], "d", Status::Unsupported, 0),
+        ] {
+            let found = &fastest(&[&best], ways)[0];
+            let notes_of = found.notes.len();
+            assert_eq!(
+                (found.plan.as_deref(), found.status, notes_of),
+                (Some(plan), status, notes)
+            );
         }
-    }
-
-    #[test]
-    fn the_fastest_stands_for_all_unless_one_is_at_fault() {
-        let profile = |id: &str, best_of| ProfileDef {
-            id: id.into(),
-            peer: "p".into(),
-            options: Default::default(),
-            role: Role::Baseline,
-            numerics: None,
-            best_of,
-        };
-        let (plan, best) = (profile("plan", None), profile("best", Some(4)));
-        assert_eq!(best.ways().len(), 4);
-        assert_eq!(best.ways()[3].options["candidate"], 4);
-        let none = || way("best", "d", Err(Status::Unsupported));
-        let of = |ways: Vec<ResultEntry>| {
-            let all = std::iter::once(way("plan", "a", Ok(3.0))).chain(ways).collect();
-            let found = fastest(&[&plan, &best], all);
-            assert_eq!((found.len(), found[0].plan.as_deref()), (2, Some("a")));
-            found[1].clone()
-        };
-        let found = of(vec![way("best", "b", Ok(2.0)), way("best", "c", Ok(1.0)), none(), none()]);
-        assert_eq!((found.plan.as_deref(), found.status), (Some("c"), Status::Ok));
-        assert_eq!(found.notes, ["the fastest of 2"]);
-        let wrong = way("best", "c", Err(Status::FailedVerification));
-        let found = of(vec![way("best", "b", Ok(2.0)), wrong, none()]);
-        assert_eq!((found.plan.as_deref(), found.status), (Some("c"), Status::FailedVerification));
-        let found = of(vec![none(), none()]);
-        assert_eq!((found.status, found.notes.len()), (Status::Unsupported, 0));
     }
 }

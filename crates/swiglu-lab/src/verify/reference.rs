@@ -27,21 +27,15 @@ impl Oracle {
     }
 
     fn of_type<T: Element>(&self, promise: &Promise) -> Result<Vec<Reference>> {
-        if self.case.op == CaseOp::MlpTrain {
-            return self.step::<T>(promise);
-        }
-        self.result::<T>(promise).map(|reference| vec![reference])
-    }
-
-    fn result<T: Element>(&self, promise: &Promise) -> Result<Reference> {
         let (activation, h) = (&self.case.activation, self.case.intermediate);
-        match self.case.op {
+        let reference = match self.case.op {
+            CaseOp::MlpTrain => return self.step::<T>(promise),
             CaseOp::Copy => {
                 let x = self.inputs::<T>(STREAM_X, h, 1.0)?;
                 let value = x.as_slice().iter().map(|v| v.to_f64()).collect();
                 let value = Matrix::from_vec(value, self.rows.len(), h)?;
                 let bound = Matrix::zeros(self.rows.len(), h)?;
-                Ok(Reference { bound, value, frobenius_limit: 0.0, intermediates: Vec::new() })
+                Reference { bound, value, frobenius_limit: 0.0, intermediates: Vec::new() }
             }
             CaseOp::Activation | CaseOp::ActivationBackward => {
                 let gate = self.inputs::<T>(STREAM_GATE, h, ACTIVATION_SCALE)?;
@@ -49,19 +43,21 @@ impl Oracle {
                 let both = GateUpRef::separate(gate.view(), up.view())?;
                 let numerics = promise.numerics;
                 if self.case.op == CaseOp::Activation {
-                    return Ok(bounds::activation(activation, numerics, &both)?);
+                    bounds::activation(activation, numerics, &both)?
+                } else {
+                    let dh = self.inputs::<T>(STREAM_OUT_GRAD, h, 1.0)?;
+                    beside(&bounds::activation_backward(activation, numerics, &both, dh.view())?)?
                 }
-                let dh = self.inputs::<T>(STREAM_OUT_GRAD, h, 1.0)?;
-                beside(&bounds::activation_backward(activation, numerics, &both, dh.view())?)
             }
-            CaseOp::GatedLinear | CaseOp::Mlp | CaseOp::MlpTrain => {
+            CaseOp::GatedLinear | CaseOp::Mlp => {
                 let x = self.inputs::<T>(STREAM_X, self.case.hidden, 1.0)?;
                 match self.case.weights {
-                    Some(kind) => self.quantized(&x, kind, promise),
-                    None => self.dense(&x, promise),
+                    Some(kind) => self.quantized(&x, kind, promise)?,
+                    None => self.dense(&x, promise)?,
                 }
             }
-        }
+        };
+        Ok(vec![reference])
     }
 
     fn dense<T: Element>(&self, x: &Matrix<T>, promise: &Promise) -> Result<Reference> {

@@ -12,14 +12,7 @@ fn small(op: CaseOp) -> Case {
 }
 
 fn profile(role: Role) -> ProfileDef {
-    ProfileDef {
-        id: "p".into(),
-        peer: "p".into(),
-        options: serde_json::Map::new(),
-        role,
-        numerics: None,
-        best_of: None,
-    }
+    ProfileDef { id: "p".into(), role, ..ProfileDef::default() }
 }
 
 fn encoded(values: &[f32]) -> String {

@@ -65,7 +65,7 @@ pub(crate) fn own_ways(case: &Case, options: &Value) -> Vec<ProfileDef> {
         (trains && cuda, "products", Role::Ceiling, json!({ "products": true })),
     ];
     let own = |(_, id, role, more)| ProfileDef {
-        numerics: (id != "planned" || cuda && weights).then_some(stored),
+        numerics: (id != "planned" || cuda && weights).then_some(swiglu_lab::Named(stored)),
         ..way(id, OWN, role, with(more, options))
     };
     all.into_iter().filter(|(is_there, ..)| *is_there).map(own).collect()
