@@ -12,7 +12,7 @@ use super::job::{Job, Jobs};
 use super::scheduler::{JobState, Polled};
 use super::script::{self, CARRIED};
 use super::spec::ExecutorKind;
-use super::transport::{COMPRESSED, PLAIN, Script, pack, quote, version};
+use super::transport::{Script, pack, quote, version};
 use crate::error::{LabError, Result};
 use crate::files::file_name;
 use crate::place::{NAME, is_name};
@@ -84,15 +84,6 @@ impl Merged {
     }
 }
 
-/// How waiting for a job ended.
-#[derive(Debug)]
-pub enum Outcome {
-    /// The run ended, and its records are here.
-    Done(Merged),
-    /// Whoever waited was interrupted; the job goes on.
-    Left,
-}
-
 impl Job {
     fn bundle_dir(&self) -> String {
         format!("{}/bundles/{}", self.root, self.bundle)
@@ -119,7 +110,7 @@ impl Job {
         };
         self.root = root.to_owned();
         if self.spec.kind == ExecutorKind::Command {
-            let (dir, packed) = (PathBuf::from(self.dir()), pack(bundle.dir.path(), &COMPRESSED)?);
+            let (dir, packed) = (PathBuf::from(self.dir()), pack(bundle.dir.path(), "-czf")?);
             fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
             let path = dir.join(PACKED);
             fs::write(&path, &packed).map_err(LabError::io("write", &path))?;
@@ -145,9 +136,10 @@ impl Job {
                 sent?;
             }
             None => {
-                let how = if transport.host.is_some() { COMPRESSED } else { PLAIN };
-                let packed = pack(bundle.dir.path(), &how)?;
-                transport.send(STAGE, &["tar", &to, how.unpack], &packed)?;
+                let is_far = transport.host.is_some();
+                let [from, into] = if is_far { ["-czf", "-xzf"] } else { ["-cf", "-xf"] };
+                let packed = pack(bundle.dir.path(), from)?;
+                transport.send(STAGE, &["tar", &to, into], &packed)?;
             }
         }
         tell(JobEvent::Staged(bundle.bytes));
@@ -274,8 +266,9 @@ impl Job {
         Err(LabError::Foreign { what, found, expected, advice: NOT_MERGED })
     }
 
-    /// Waits until the run has ended and its records are here. A job that stopped early, or was ended from
-    /// outside, is submitted again and goes on, as long as it gets any further.
+    /// Waits until the run has ended and its records are here; none if whoever waits was interrupted, and the job
+    /// goes on. A job that stopped early, or was ended from outside, is submitted again and goes on, as long as
+    /// it gets any further.
     ///
     /// # Errors
     /// [`LabError::Unfinished`] if the run did not end by itself; those of [`Job::fetch`].
@@ -285,7 +278,7 @@ impl Job {
         _watch: &File,
         interrupted: &AtomicBool,
         tell: &mut dyn FnMut(JobEvent<'_>),
-    ) -> Result<Outcome> {
+    ) -> Result<Option<Merged>> {
         let (mut done, mut fruitless, mut pause) = (0, 0, PAUSES[0]);
         let mut last = None;
         loop {
@@ -296,7 +289,7 @@ impl Job {
                     let merged = self.fetch(jobs)?;
                     return match merged.records.is_empty() {
                         true => Err(self.unfinished(&polled, "without a record", 0)),
-                        false => Ok(Outcome::Done(merged)),
+                        false => Ok(Some(merged)),
                     };
                 }
                 state if state.is_cut_short() => {
@@ -321,7 +314,7 @@ impl Job {
             let since = Instant::now();
             while since.elapsed() < pause {
                 if interrupted.load(Ordering::Relaxed) {
-                    return Ok(Outcome::Left);
+                    return Ok(None);
                 }
                 thread::sleep(Duration::from_millis(50));
             }
@@ -329,10 +322,10 @@ impl Job {
     }
 
     fn unfinished(&self, polled: &Polled, how: &str, done: usize) -> LabError {
-        let log = match polled.log.is_empty() {
-            true => String::new(),
-            false => format!("; the end of its log: {}", polled.log.join(" / ")),
-        };
+        let mut log = polled.log.join(" / ");
+        if !log.is_empty() {
+            log.insert_str(0, "; the end of its log: ");
+        }
         let (job, why) = (self.name.clone(), format!("{} {how}", polled.state));
         let (id, place, run) = (&self.experiment, quote(&self.spec.name), &self.run_id);
         // The program of that place and its progress are not what a person types.

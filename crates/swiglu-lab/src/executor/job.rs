@@ -86,9 +86,6 @@ impl Jobs {
     }
 
     /// All of them, the newest first.
-    ///
-    /// # Errors
-    /// [`LabError::Io`] if a file cannot be read.
     pub fn all(&self) -> Result<Vec<Job>> {
         let mut jobs = Vec::new();
         for dir in entries(&self.dir)? {

@@ -15,7 +15,7 @@ mod script;
 mod spec;
 mod transport;
 
-pub use flow::{JobEvent, Merged, Outcome};
+pub use flow::{JobEvent, Merged};
 pub use job::{Job, Jobs, Request};
 pub use ready::readiness;
 pub use scheduler::{JobState, Polled, STOPPED};

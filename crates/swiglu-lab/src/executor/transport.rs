@@ -103,20 +103,10 @@ fn ended(command: &mut Command) -> Result<Output> {
     command.output().map_err(LabError::io("start the program", Path::new(&program)))
 }
 
-/// How `tar` packs to its output, and unpacks its input.
-pub(super) struct Packing {
-    pack: &'static str,
-    pub(super) unpack: &'static str,
-}
-
-/// With `gzip`, for ways that are slow.
-pub(super) const COMPRESSED: Packing = Packing { pack: "-czf", unpack: "-xzf" };
-/// As it is: compressing a program takes seconds, copying it on one machine a fraction of one.
-pub(super) const PLAIN: Packing = Packing { pack: "-cf", unpack: "-xf" };
-
-/// A directory as `tar` packs it.
-pub(super) fn pack(dir: &Path, how: &Packing) -> Result<Vec<u8>> {
-    let output = ended(Command::new("tar").arg("-C").arg(dir).args([how.pack, "-", "."]))?;
+/// A directory as `tar` packs it, with these options: `-czf` for ways that are slow, else `-cf`. Compressing a program
+/// takes seconds, copying it on one machine a fraction of one.
+pub(super) fn pack(dir: &Path, options: &str) -> Result<Vec<u8>> {
+    let output = ended(Command::new("tar").arg("-C").arg(dir).args([options, "-", "."]))?;
     match output.status.success() {
         true => Ok(output.stdout),
         false => {

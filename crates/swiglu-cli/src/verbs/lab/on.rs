@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use swiglu_lab::executor::{Job, JobEvent, Jobs, Merged, Outcome, Polled, Request};
+use swiglu_lab::executor::{Job, JobEvent, Jobs, Merged, Polled, Request};
 use swiglu_lab::record::Opened;
 
 use super::places::LabDirArgs;
@@ -55,7 +55,7 @@ pub(super) fn run(
     // From here on the first time ends it at once.
     interrupted.store(true, Ordering::Relaxed);
     match outcome? {
-        Outcome::Left => {
+        None => {
             let id = job.id.as_deref().unwrap_or("not yet known");
             let command = |words: String| args.places.dir.command(&words);
             let status = command("status".into());
@@ -67,7 +67,7 @@ pub(super) fn run(
             Ok(None)
         }
         // A run that went on on another machine has a record of each; the last one is the newest.
-        Outcome::Done(mut merged) => Ok(merged.records.pop()),
+        Some(mut merged) => Ok(merged.records.pop()),
     }
 }
 
