@@ -70,9 +70,6 @@ impl Decision {
 
     /// Reads every `*.md` of a directory whose name begins with a digit, sorted; none if there is
     /// no directory. A broken one does not hide the others.
-    ///
-    /// # Errors
-    /// [`LabError::Io`](crate::LabError::Io) if the directory cannot be read.
     pub fn read_dir(dir: &Path) -> Result<Vec<Result<Self>>> {
         let mut paths = entries(dir)?;
         paths.retain(|path| {

@@ -104,7 +104,7 @@ pub enum LabError {
     Core(#[from] swiglu_core::Error),
 }
 
-/// Result with [`LabError`].
+/// Result with [`LabError`]: [`LabError::Io`] of whatever reads or writes files, and what else a function says.
 pub type Result<T, E = LabError> = std::result::Result<T, E>;
 
 impl LabError {

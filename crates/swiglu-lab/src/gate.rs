@@ -91,9 +91,9 @@ pub fn expect_comparable(
 /// The profiles to measure again: ours, and those that can be a yardstick.
 pub fn needed_profiles(experiment: &Experiment, old: &Record) -> Vec<String> {
     let worked = |id: &str| old.results.iter().any(|e| e.profile == id && e.status == Status::Ok);
-    let needed = |p: &&ProfileDef| p.role == Role::Ours || worked(&p.id);
-    let measures = |p: &&ProfileDef| p.role == Role::Ours || is_yardstick(experiment, p);
-    experiment.profiles.iter().filter(measures).filter(needed).map(|p| p.id.clone()).collect()
+    let needed =
+        |p: &&ProfileDef| p.role == Role::Ours || (is_yardstick(experiment, p) && worked(&p.id));
+    experiment.profiles.iter().filter(needed).map(|p| p.id.clone()).collect()
 }
 
 impl GateReport {

@@ -209,8 +209,8 @@ impl RecordVerdict {
             self.state = VerdictState::Refuted;
             let (floor, allowed) = (claim.floor.unwrap_or_default(), claim.exceptions);
             let what = format!("below the floor of {floor}, where {allowed} may be");
-            let cases = self.exceptions.iter().map(ToString::to_string).collect();
-            self.reasons.extend(summed_up(&what, cases));
+            let cases: Vec<_> = self.exceptions.iter().map(ToString::to_string).collect();
+            self.reasons.extend(summed_up(&what, &cases));
         }
         // What noise may have moved the estimate across.
         let mut within = limit;
@@ -242,17 +242,14 @@ impl RecordVerdict {
             let text = format!("results of {} more cases", lacking.len());
             self.undecided = Some(Undecided { preparations: None, text });
         }
-        self.reasons.extend(summed_up("cannot be compared", lacking));
+        self.reasons.extend(summed_up("cannot be compared", &lacking));
     }
 
     fn headline(&self, claim: &Claim) -> String {
         let Some(aggregate) = self.aggregate else {
             return self.reasons.first().cloned().unwrap_or_default();
         };
-        let cases = match self.cases.len() {
-            1 => "1 case".to_owned(),
-            n => format!("{n} cases"),
-        };
+        let cases = counted(self.cases.len());
         let exceptions = match (self.exceptions.len(), claim.floor) {
             (0, _) | (_, None) => String::new(),
             (n, Some(floor)) => format!(", {n} below {floor}"),
@@ -308,13 +305,19 @@ fn falls(experiment: &Experiment, record: &Record) -> Vec<(CaseRatio, String)> {
 }
 
 /// One reason for many cases.
-fn summed_up(what: &str, cases: Vec<String>) -> Option<String> {
-    let more = cases.len().saturating_sub(NAMED);
-    let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-    let count = cases.len();
-    let named = cases.into_iter().take(NAMED).collect::<Vec<_>>().join("; ");
-    let noun = if count == 1 { "case" } else { "cases" };
-    (count > 0).then(|| format!("{count} {noun} {what}: {named}{more}"))
+fn summed_up(what: &str, cases: &[String]) -> Option<String> {
+    let counted = counted(cases.len());
+    (!cases.is_empty()).then(|| format!("{counted} {what}: {}", listed(cases, NAMED)))
+}
+
+fn counted(cases: usize) -> String {
+    if cases == 1 { "1 case".into() } else { format!("{cases} cases") }
+}
+
+/// The first of many, and how many more there are.
+pub(crate) fn listed(all: &[String], most: usize) -> String {
+    let named = all[..all.len().min(most)].join("; ");
+    if all.len() > most { format!("{named}; and {} more", all.len() - most) } else { named }
 }
 
 /// A verified result of a case with its median; else why there is none.

@@ -241,14 +241,13 @@ pub fn parse_csv(text: &str) -> Result<Vec<KernelCounters>, NcuError> {
         let why = "no table in the output of Nsight Compute: expected a line beginning with \"ID\"";
         return Err(NcuError::Table(why.into()));
     }
-    let at = |line: usize, reason: String| {
-        NcuError::Table(format!("line {line} of the table of Nsight Compute: {reason}"))
-    };
     let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(table.as_bytes());
     // By name and in order of the first launch; the launches of a kernel differ in their ID.
     let mut kernels: Vec<(String, BTreeMap<u64, Counters>)> = Vec::new();
     for (i, row) in reader.deserialize().enumerate() {
-        let at = |reason| at(i + 2, reason);
+        let at = |reason: String| {
+            NcuError::Table(format!("line {} of the table of Nsight Compute: {reason}", i + 2))
+        };
         let row: Row = row.map_err(|e| at(e.to_string()))?;
         let launch =
             row.id.parse().map_err(|_| at(format!("the ID is `{}`, expected a number", row.id)))?;

@@ -57,9 +57,6 @@ impl Store {
 
     /// Every record of an experiment, oldest first, and what was refused among the files that are
     /// named like one.
-    ///
-    /// # Errors
-    /// [`LabError::Io`] if a directory cannot be read.
     pub fn of_experiment(&self, experiment: &str) -> Result<(Vec<Opened>, Vec<LabError>)> {
         let (mut records, mut refused) = (Vec::new(), Vec::new());
         for dir in entries(&self.root)?.into_iter().filter(|path| path.is_dir()) {
@@ -79,9 +76,6 @@ impl Store {
     /// Records that are none of `counted`, each with the reason why it counts for nothing: they have
     /// another name or place, or none of `experiments` is theirs. Files without the `schema` of a record are
     /// something else, which may lie here.
-    ///
-    /// # Errors
-    /// [`LabError::Io`] if a directory cannot be read.
     pub fn strays(
         &self,
         counted: &BTreeSet<PathBuf>,
@@ -208,7 +202,7 @@ impl Store {
         let mut value = rows::pack(value);
         record.content_hash = content_hash(&value);
         value["content_hash"] = record.content_hash.clone().into();
-        self.keep(laid_out(&value).as_bytes(), path)
+        self.keep((laid_out(&value, 0) + "\n").as_bytes(), path)
     }
 
     /// Writes the text of a record as it is.
@@ -221,26 +215,21 @@ impl Store {
 
 /// A document with a line for each of its parts, and for each part of those with several: short, and changes
 /// of it can be read line by line.
-fn laid_out(document: &Value) -> String {
-    let lines = |open: &str, parts: Vec<String>, close: &str, indent: &str| match parts.len() {
-        0 => format!("{open}{close}"),
-        _ => {
-            format!("{open}\n{indent}  {}\n{indent}{close}", parts.join(&format!(",\n{indent}  ")))
+fn laid_out(value: &Value, depth: usize) -> String {
+    let part = |value| laid_out(value, depth + 1);
+    let named =
+        |(name, value): (&String, _)| format!("{}: {}", Value::from(name.clone()), part(value));
+    let ([open, close], parts): (_, Vec<_>) = match value {
+        Value::Object(map) if depth == 0 || depth == 1 && map.values().any(Value::is_object) => {
+            (["{", "}"], map.iter().map(named).collect())
         }
+        Value::Array(items) if depth == 1 && items.iter().any(Value::is_object) => {
+            (["[", "]"], items.iter().map(part).collect())
+        }
+        short => return short.to_string(),
     };
-    let named = |name: &String, value: String| format!("{}: {value}", Value::String(name.clone()));
-    let part = |value: &Value| match value {
-        Value::Array(items) if items.iter().any(Value::is_object) => {
-            lines("[", items.iter().map(Value::to_string).collect(), "]", "  ")
-        }
-        Value::Object(map) if map.values().any(Value::is_object) => {
-            let parts = map.iter().map(|(name, value)| named(name, value.to_string()));
-            lines("{", parts.collect(), "}", "  ")
-        }
-        other => other.to_string(),
-    };
-    let parts = document.as_object().into_iter().flatten();
-    lines("{", parts.map(|(name, value)| named(name, part(value))).collect(), "}", "") + "\n"
+    let indent = "  ".repeat(depth);
+    format!("{open}\n{indent}  {}\n{indent}{close}", parts.join(&format!(",\n{indent}  ")))
 }
 
 /// `YYYY-MM-DD`.

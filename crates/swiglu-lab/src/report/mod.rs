@@ -45,9 +45,6 @@ pub struct Entry {
 
 impl Entry {
     /// An experiment with its records, and the files that are none.
-    ///
-    /// # Errors
-    /// [`LabError::Io`] if a directory cannot be read.
     pub fn of(experiment: Experiment, store: &Store, history: &History) -> Result<Self> {
         let (records, refused) = store.of_experiment(&experiment.id)?;
         let verdict = Verdict::of(&experiment, &records);
@@ -91,9 +88,6 @@ pub type Files = BTreeMap<String, Vec<u8>>;
 impl Site {
     /// Everything in a lab: definitions, their records with their age, decisions. What cannot be read is
     /// listed.
-    ///
-    /// # Errors
-    /// [`LabError::Io`] if a directory cannot be read.
     pub fn gather(lab: &Path, store: &Store, history: &History) -> Result<Self> {
         let mut site = Self::default();
         let definitions = lab.join("experiments");
@@ -133,9 +127,6 @@ impl Site {
     }
 
     /// All files: pages, the stylesheet, and copies of the records that pages link to.
-    ///
-    /// # Errors
-    /// [`LabError::Io`] if a record vanished meanwhile.
     pub fn files(&self) -> Result<Files> {
         let mut files = Files::new();
         let style = format!("{}\n{STYLE}", chart::PALETTE);

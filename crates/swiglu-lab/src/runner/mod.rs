@@ -16,6 +16,7 @@ use crate::definition::{Experiment, Pace, ProfileDef};
 use crate::error::{LabError, Result};
 use crate::peer::{Limits, PeerCommands};
 use crate::record::{Executed, Machine, ProtocolUsed, Record, ResultEntry, RunLock, Store};
+use crate::verdict::listed;
 use run::Run;
 
 /// Seed of every experiment's inputs.
@@ -115,10 +116,8 @@ impl RunOptions {
         };
         let cases: Vec<&Case> = experiment.cases.iter().filter(fits).collect();
         if cases.is_empty() {
-            let keys: Vec<String> = experiment.cases.iter().take(20).map(Case::key).collect();
-            let more = experiment.cases.len() - keys.len();
-            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-            let expected = format!("words of one of these: {}{more}", keys.join("; "));
+            let keys: Vec<String> = experiment.cases.iter().map(Case::key).collect();
+            let expected = format!("words of one of these: {}", listed(&keys, 20));
             return Err(LabError::name("case filter", filter, expected));
         }
         Ok(cases)
