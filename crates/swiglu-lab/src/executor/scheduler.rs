@@ -103,7 +103,7 @@ impl Job {
     }
 
     pub(super) fn end(&self, id: &str) -> Result<()> {
-        self.spec.transport().run(CANCEL, &[self.scheduler(), id]).map(|_| ())
+        self.spec.transport().run(CANCEL, &[self.scheduler(), id]).map(drop)
     }
 }
 

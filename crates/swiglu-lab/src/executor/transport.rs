@@ -54,13 +54,11 @@ impl Transport {
         // Ctrl-C is for this program, which leaves jobs as they are, and not for what it started.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let output = ended(command.stdin(input))?;
-        match &self.host {
-            Some(_) if output.status.code() == Some(SSH_FAILED) => {
-                let advice = "`ssh HOST true` must work without a password";
-                Err(self.refused(Script { what: "ssh", text: "", advice }, &output))
-            }
-            _ => Ok(output),
+        if self.host.is_some() && output.status.code() == Some(SSH_FAILED) {
+            let advice = "`ssh HOST true` must work without a password";
+            return self.expect_success(Script { what: "ssh", text: "", advice }, output);
         }
+        Ok(output)
     }
 
     /// Runs a script that must succeed; what it printed.
@@ -71,10 +69,8 @@ impl Transport {
     /// The same with these bytes as its input.
     pub(super) fn send(&self, script: Script, args: &[&str], bytes: &[u8]) -> Result<String> {
         let output = self.output(script.text, args, input(bytes)?)?;
-        match output.status.success() {
-            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-            false => Err(self.refused(script, &output)),
-        }
+        let Output { stdout, .. } = self.expect_success(script, output)?;
+        Ok(String::from_utf8_lossy(&stdout).into_owned())
     }
 
     /// Copies a directory to the host with rsync, which sends what is not there.
@@ -83,18 +79,19 @@ impl Transport {
         // `-s`: the shell there does not read the path.
         command.args(["-rlptzs", "--delete", "-e", SSH, "--"]);
         let output = ended(command.arg(dir.join("")).arg(format!("{host}:{to}/")))?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(self.refused(script, &output)),
-        }
+        self.expect_success(script, output).map(drop)
     }
 
-    fn refused(&self, Script { what, advice, .. }: Script, output: &Output) -> LabError {
+    fn expect_success(&self, script: Script, output: Output) -> Result<Output> {
+        if output.status.success() {
+            return Ok(output);
+        }
+        let Script { what, advice, .. } = script;
         let from = output.stderr.len().saturating_sub(QUOTED);
         let said = String::from_utf8_lossy(&output.stderr[from..]);
         let lines: Vec<&str> = said.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
         let why = format!("{} ({})", lines.join(" / "), output.status);
-        LabError::Refused { place: self.name(), what, why, advice }
+        Err(LabError::Refused { place: self.name(), what, why, advice })
     }
 }
 
@@ -139,17 +136,16 @@ pub(super) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-pub(super) fn words(words: &[String]) -> String {
-    words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ")
+pub(super) fn words(words: &[impl AsRef<str>]) -> String {
+    words.iter().map(|word| quote(word.as_ref())).collect::<Vec<_>>().join(" ")
 }
 
 /// A script and its arguments as one command for the shell of a user elsewhere, which may be any:
 /// quotes, line breaks and exclamation marks, in which shells differ, are written as octal numbers, and
 /// `sh` puts them back.
 fn remote(script: &str, args: &[&str]) -> String {
-    let args: Vec<String> = args.iter().map(|arg| quote(arg)).collect();
     let mut escaped = String::new();
-    for c in format!("set -- {}\n{script}", args.join(" ")).chars() {
+    for c in format!("set -- {}\n{script}", words(args)).chars() {
         match c {
             '\'' | '\n' | '!' | '\\' => escaped.push_str(&format!("\\0{:03o}", u32::from(c))),
             _ => escaped.push(c),

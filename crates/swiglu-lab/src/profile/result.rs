@@ -68,10 +68,7 @@ pub fn count(
         let counted = ncu.profile(File::new(program), arguments, Some(requests.path()));
         counted.map_err(|e| e.to_string())
     });
-    let (kernels, reason) = match counted {
-        Ok(kernels) => (kernels, None),
-        Err(reason) => (Vec::new(), Some(reason)),
-    };
+    let (reason, kernels) = (counted.as_ref().err().cloned(), counted.unwrap_or_default());
     Profiled { case_key: case.key(), profile: profile.id.clone(), kernels, reason }
 }
 

@@ -101,10 +101,9 @@ fn claimed(e: &Experiment, verdict: &RecordVerdict, record: &Record) -> Markup {
             html! { span.key { (found.map_or(DASH, |f| &f.against)) } },
         ]
     };
-    let rows: Vec<_> = e.cases.iter().map(row).collect();
-    let columns = columns(["case", "#ratio", "#ours", "#best of the others", "which"]);
+    let columns = columns("case|#ratio|#ours|#best of the others|which");
     html! {
-        (table(&format!("All cases: {}", labels.common), &columns, &rows))
+        (table(&format!("All cases: {}", labels.common), &columns, e.cases.iter().map(row)))
         (words())
     }
 }
@@ -119,9 +118,10 @@ fn planned(e: &Experiment) -> Markup {
             html! { (sizes.join(", ")) },
         ]
     };
-    let rows: Vec<_> = groups(&labels, e.cases.iter()).iter().map(row).collect();
+    let (caption, groups) =
+        (format!("All cases: {}", labels.common), groups(&labels, e.cases.iter()));
     html! {
-        (table(&format!("All cases: {}", labels.common), &columns(["case", "M, tokens"]), &rows))
+        (table(&caption, &columns("case|M, tokens"), groups.iter().map(row)))
         (profiles(e))
         (words())
     }
@@ -227,7 +227,7 @@ fn medians(e: &Experiment, record: &Record) -> Markup {
     let labels = Labels::of(cases(record));
     let measured = |id: &str| record.results.iter().any(|r| r.profile == id && r.summary.is_some());
     let shown: Vec<_> = e.profiles.iter().filter(|p| measured(&p.id)).collect();
-    let mut columns = columns(["case"]);
+    let mut columns = columns("case");
     columns.extend(shown.iter().map(|p| (key(series(e, &p.id), &p.id), true)));
     let row = |case: &Case| {
         let of = |id: &str| record.entry(&case.key(), id);
@@ -236,17 +236,16 @@ fn medians(e: &Experiment, record: &Record) -> Markup {
         let cells = shown.iter().map(|p| median(e, record, of(&p.id), best));
         std::iter::once(html! { (labels.case(case)) }).chain(cells).collect()
     };
-    let mut rows: Vec<Vec<Markup>> = cases(record).map(row).collect();
     let error = |id: &str| {
         let of = record.results.iter().filter(|r| r.profile == id).filter_map(|r| r.error);
         let parts = of.filter_map(|e| Some(e.relative_frobenius? / e.frobenius_limit?));
         or_dash(parts.max_by(f64::total_cmp).map(|part| format!("{part:.2}")))
     };
     let errors = shown.iter().map(|p| error(&p.id));
-    rows.push(std::iter::once(html! { "largest error, of its limit" }).chain(errors).collect());
+    let last = std::iter::once(html! { "largest error, of its limit" }).chain(errors).collect();
     let caption =
         format!("Median time per call, and speed relative to the baseline: {}", labels.common);
-    table(&caption, &columns, &rows)
+    table(&caption, &columns, cases(record).map(row).chain([last]))
 }
 
 fn median(e: &Experiment, record: &Record, result: Option<&ResultEntry>, best: f64) -> Markup {
@@ -288,9 +287,8 @@ fn profiles(e: &Experiment) -> Markup {
             html! { span.key { @for (name, value) in &p.options { code { (name) "=" (value) } " " } } },
         ]
     };
-    let rows: Vec<_> = e.profiles.iter().enumerate().map(row).collect();
-    let columns = columns(["profile", "peer", "role", "options"]);
-    table("Who competes, and how each is asked", &columns, &rows)
+    let rows = e.profiles.iter().enumerate().map(row);
+    table("Who competes, and how each is asked", &columns("profile|peer|role|options"), rows)
 }
 
 /// Every run with what it says and where it ran, and how to start one.
@@ -320,12 +318,12 @@ fn runs(entry: &Entry) -> Markup {
             },
         ]
     };
-    let rows: Vec<_> = entry.records.iter().enumerate().rev().map(row).collect();
-    let columns = columns(["run", "where", "verdict", "#ratio", "#exceptions", "measured"]);
+    let rows = entry.records.iter().enumerate().rev().map(row);
+    let columns = columns("run|where|verdict|#ratio|#exceptions|measured");
     html! {
-        @if rows.is_empty() { p { "There is no run yet." } }
+        @if entry.records.is_empty() { p { "There is no run yet." } }
         @else {
-            (table("Of each machine the newest complete run counts, and the worst of them decides", &columns, &rows))
+            (table("Of each machine the newest complete run counts, and the worst of them decides", &columns, rows))
         }
         h3 { "How to run it" }
         p {

@@ -38,9 +38,8 @@ impl Site {
     pub fn measured(&self, root: &Path) -> String {
         let mut out = format!("# Measured\n\n{MARK}{HEAD}");
         let heads = "experiment|question|verdict|ratio|cases|exceptions|machine|commit";
-        let heads: Vec<String> = heads.split('|').map(str::to_owned).collect();
-        let summary = self.experiments.iter().flat_map(|e| summary(root, e)).collect();
-        push_table(&mut out, &heads, summary);
+        let summary = self.experiments.iter().flat_map(|e| summary(root, e));
+        push_table(&mut out, heads, summary);
         self.experiments.iter().for_each(|entry| section(&mut out, root, self, entry));
         out
     }
@@ -91,29 +90,22 @@ fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {
     *out += "\n";
     let judged = decisive.and_then(|verdict| Some((verdict, opened_of(entry, verdict)?)));
     let Some((verdict, Opened { record, .. })) = judged else { return };
+    let figures = |case: &Case| figures(&e.claim.subject, verdict, record, case);
     let groups = groups(&labels, e.cases.iter());
     let sizes: BTreeSet<usize> = e.cases.iter().map(|case| case.m).collect();
     if (2..=COLUMNS).contains(&sizes.len()) && groups.len() < e.cases.len() {
-        let head =
-            std::iter::once("case".to_owned()).chain(sizes.iter().map(|m| format!("M = {m}")));
+        let heads: String = sizes.iter().map(|m| format!("|M = {m}")).collect();
         let row = |(label, cases): &(String, Vec<&Case>)| {
-            let of = |m| cases.iter().filter(move |c| c.m == m);
             let cell = |m: &usize| {
-                let cells: Vec<_> =
-                    of(*m).map(|case| figures(&e.claim.subject, verdict, record, case)).collect();
-                cells.into_iter().map(|cell| cell.join(" · ")).collect::<Vec<_>>().join("; ")
+                let cases = cases.iter().filter(|case| case.m == *m);
+                cases.map(|case| figures(case).join(" · ")).collect::<Vec<_>>().join("; ")
             };
             let name = if label.is_empty() { "all" } else { label };
             std::iter::once(name.to_owned()).chain(sizes.iter().map(cell)).collect()
         };
-        push_table(out, &head.collect::<Vec<_>>(), groups.iter().map(row).collect());
+        push_table(out, &format!("case{heads}"), groups.iter().map(row));
     } else {
-        let row = |case: &Case| {
-            std::iter::once(labels.case(case))
-                .chain(figures(&e.claim.subject, verdict, record, case))
-                .collect()
-        };
-        let heads = ["case", "ours", "best of the others", "ratio"].map(str::to_owned);
+        let row = |case: &Case| [labels.case(case)].into_iter().chain(figures(case)).collect();
         let mut cases: Vec<&Case> = e.cases.iter().collect();
         if cases.len() > ROWS {
             let ratio = |case: &Case| verdict.case(&case.key()).map_or(0.0, |c| c.ratio.value);
@@ -121,7 +113,7 @@ fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {
             cases.truncate(LEAST);
             *out += &format!("\nOf {} cases the {LEAST} with the least ratios:\n", e.cases.len());
         }
-        push_table(out, &heads, cases.into_iter().map(row).collect());
+        push_table(out, "case|ours|best of the others|ratio", cases.into_iter().map(row));
     }
 }
 
@@ -138,16 +130,14 @@ fn figures(subject: &str, verdict: &RecordVerdict, record: &Record, case: &Case)
     }
 }
 
-fn push_table(out: &mut String, head: &[String], rows: Vec<Vec<String>>) {
-    let line = |cells: &[String]| {
-        let cells: Vec<_> =
-            cells.iter().map(|c| c.replace('|', "\\|").replace('\n', " ")).collect();
-        format!("| {} |\n", cells.join(" | "))
-    };
-    *out += "\n";
-    *out += &line(head);
-    *out += &format!("|{}\n", "---|".repeat(head.len()));
-    rows.iter().for_each(|row| *out += &line(row));
+/// Adds a table, whose heads have `|` between them.
+fn push_table(out: &mut String, heads: &str, rows: impl Iterator<Item = Vec<String>>) {
+    let rule = "---|".repeat(heads.split('|').count());
+    *out += &format!("\n| {} |\n|{rule}\n", heads.replace('|', " | "));
+    for row in rows {
+        let cells: Vec<_> = row.iter().map(|c| c.replace('|', "\\|").replace('\n', " ")).collect();
+        *out += &format!("| {} |\n", cells.join(" | "));
+    }
 }
 
 /// A link where the file lies below `root`, else its text.

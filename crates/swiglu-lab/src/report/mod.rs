@@ -162,10 +162,10 @@ impl Site {
     /// [`LabError::Refused`], [`LabError::Io`]; the old report is complete until all pages are made.
     pub fn write(&self, out: &Path) -> Result<usize> {
         let old = listed(out)?;
-        let files = self.files()?;
+        let mut files = self.files()?;
         let names: String = files.keys().flat_map(|name| [name.as_str(), "\n"]).collect();
-        let mark = [(MARK, names.as_bytes())].into_iter();
-        for (name, content) in mark.chain(files.iter().map(|(n, c)| (n.as_str(), c.as_slice()))) {
+        files.insert(MARK.into(), names.into_bytes());
+        for (name, content) in &files {
             let path = out.join(name);
             let dir = path.parent().unwrap_or(out);
             fs::create_dir_all(dir).map_err(LabError::io("create directory", dir))?;

@@ -90,14 +90,18 @@ pub(super) fn key(series: usize, label: &str) -> Markup {
 /// The head of a column, and whether numbers are below it.
 pub(super) type Column = (Markup, bool);
 
-/// Heads in words; those of numbers begin with `#`.
-pub(super) fn columns<'a>(heads: impl IntoIterator<Item = &'a str>) -> Vec<Column> {
+/// Heads in words, with `|` between them; those of numbers begin with `#`.
+pub(super) fn columns(heads: &str) -> Vec<Column> {
     let column = |head: &str| (head.trim_start_matches('#').render(), head.starts_with('#'));
-    heads.into_iter().map(column).collect()
+    heads.split('|').map(column).collect()
 }
 
 /// A table that scrolls by itself where it is too wide, by keyboard too. The first cell of a row names it.
-pub(super) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
+pub(super) fn table(
+    caption: &str,
+    columns: &[Column],
+    rows: impl Iterator<Item = Vec<Markup>>,
+) -> Markup {
     html! {
         div.scroll role="region" aria-label=(caption) tabindex="0" {
             table {

@@ -162,14 +162,13 @@ fn results(e: &Experiment, record: &Record) -> Markup {
             html! { span.sub { (notes.collect::<Vec<_>>().join(" · ")) } },
         ]
     };
-    let rows: Vec<_> = record.results.iter().map(row).collect();
     let heads = "case|profile|status|#median|#quartiles|#least|#samples|#GB/s|#GFLOP/s|#ratio|#error|#of limit|notes";
     let caption = format!(
         "Every result of {}. Ratios are relative to the baseline with their 95 % confidence interval; error is the \
          relative Frobenius error against float64, as a part of its limit too.",
         labels.common
     );
-    table(&caption, &columns(heads.split('|')), &rows)
+    table(&caption, &columns(heads), record.results.iter().map(row))
 }
 
 /// What a profiler counted in the last launch of each kernel, a line for each.

@@ -15,6 +15,12 @@ fn profile(role: Role) -> ProfileDef {
     ProfileDef { id: "p".into(), role, ..ProfileDef::default() }
 }
 
+/// A profile of another with an option.
+fn told(option: &str, value: impl Into<serde_json::Value>) -> ProfileDef {
+    let options = serde_json::Map::from_iter([(option.to_owned(), value.into())]);
+    ProfileDef { options, ..profile(Role::Peer) }
+}
+
 fn encoded(values: &[f32]) -> String {
     STANDARD.encode(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
 }
@@ -101,9 +107,7 @@ fn quantised_cases_are_judged_by_how_inputs_are_taken() {
     assert!(judged(&case, &profile(Role::Ours), &exact).passed());
     let off: Vec<f32> = exact.iter().map(|v| v * 1.001).collect();
     assert!(!judged(&case, &profile(Role::Ours), &off).passed());
-    let mut q8 = profile(Role::Peer);
-    q8.options.insert("activations".into(), "q8".into());
-    assert!(judged(&case, &q8, &off).passed());
+    assert!(judged(&case, &told("activations", "q8"), &off).passed());
 }
 
 #[test]
@@ -140,11 +144,8 @@ fn others_are_judged_by_the_weakest_promise() {
     let exact = BlockInputs::Exact;
     assert_eq!(ours, Promise { numerics: case.numerics, roundoff: 0.0, inputs: exact });
     assert_eq!(promise(&profile(Role::Peer), &case).numerics.to_string(), "eager+fast");
-    let mut tf32 = profile(Role::Peer);
-    tf32.options.insert("tf32".into(), true.into());
+    let tf32 = told("tf32", true);
     assert_eq!(promise(&tf32, &case).roundoff, TF32_ROUNDOFF);
     assert_eq!(promise(&tf32, &Case { dtype: DType::Bf16, ..case.clone() }).roundoff, 0.0);
-    let mut q8 = profile(Role::Peer);
-    q8.options.insert("activations".into(), "q8".into());
-    assert_eq!(promise(&q8, &case).inputs, BlockInputs::EightBits);
+    assert_eq!(promise(&told("activations", "q8"), &case).inputs, BlockInputs::EightBits);
 }
