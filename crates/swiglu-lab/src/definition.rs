@@ -148,11 +148,6 @@ impl Role {
     pub const fn is_ranked(self) -> bool {
         matches!(self, Role::Ours | Role::Baseline | Role::Peer)
     }
-
-    /// Whether its output is the case's result.
-    pub const fn is_verified(self) -> bool {
-        !matches!(self, Role::Ceiling)
-    }
 }
 
 /// Groups of metrics: time per call, bytes and operations per second, distance from the oracle.

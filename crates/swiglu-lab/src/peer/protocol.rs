@@ -144,7 +144,6 @@ pub enum Reply {
         #[serde(default)]
         versions: BTreeMap<String, String>,
         /// The device as its driver calls it.
-        #[serde(default)]
         device: Option<String>,
     },
     /// To `hello`: it cannot work here. The peer then ends.
@@ -157,10 +156,8 @@ pub enum Reply {
         /// Of which pair.
         id: u64,
         /// Bytes that one call moves at least.
-        #[serde(default)]
         bytes: Option<f64>,
         /// Floating-point operations of one call.
-        #[serde(default)]
         flops: Option<f64>,
         /// The plan that computes it, where the peer makes one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -214,10 +211,8 @@ pub enum Reply {
     /// To `clocks`.
     Clocks {
         /// Clock of the device's cores.
-        #[serde(default)]
         sm_mhz: Option<f64>,
         /// Power drawn.
-        #[serde(default)]
         power_w: Option<f64>,
     },
 }

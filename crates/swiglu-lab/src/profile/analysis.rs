@@ -72,14 +72,6 @@ impl Subject {
             (_, Path::Unfused) => 4.0 * (p.m * p.intermediate * p.dtype.size()) as f64,
         }
     }
-
-    /// The fewest kernels that compute the operation with what is known today.
-    fn fewest_launches(&self) -> usize {
-        match self.problem.op {
-            Op::Mlp => 2,
-            _ => 1,
-        }
-    }
 }
 
 /// Analyses a median time.
@@ -106,7 +98,8 @@ fn steps(subject: &Subject, us: f64, at: &Classified, memory: Option<f64>) -> Ve
     let moved = |bytes: f64| memory.filter(|b| *b > 0.0).map_or(0.0, |b| bytes / b * 1e6);
     let between = subject.intermediate_bytes();
     let (cuda, graph) = (subject.device == DeviceKind::Cuda, subject.graph);
-    let fewest = subject.fewest_launches();
+    // With what is known today.
+    let fewest = if subject.problem.op == Op::Mlp { 2 } else { 1 };
     let spare = subject.launches.saturating_sub(fewest);
     let kernels = if spare == 1 { "kernel" } else { "kernels" };
     let each = if graph { GRAPH_NODE_US } else { LAUNCH_US };

@@ -18,6 +18,9 @@ const TEMPORARY: &str = ".unfinished-";
 /// Stands between a run's name and what makes the name of an unfinished file its own.
 const UNFINISHED_END: &str = "-part-";
 
+/// What to do with JSON that is no record.
+const ELSEWHERE: &str = "move it elsewhere";
+
 /// A directory of records.
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -113,7 +116,8 @@ impl Store {
                     format!("a record of `{}`, which is no experiment here", record.experiment);
                 (why, "it counts for nothing: restore the experiment, or move it elsewhere")
             }
-            Err(_) if is_other_document(&path) => return None,
+            // Something else.
+            Err(LabError::Record { advice: ELSEWHERE, .. }) => return None,
             Err(error) => return file_name(&path).ends_with(".json").then_some(error),
         };
         Some(LabError::Record { path, why, advice })
@@ -261,7 +265,7 @@ impl Record {
             }
             None => {
                 let why = "it has no `schema`: not a record of the lab".to_owned();
-                return Err(refuse(why, "move it elsewhere"));
+                return Err(refuse(why, ELSEWHERE));
             }
         }
         let hash = content_hash(&value);
@@ -279,12 +283,6 @@ impl Record {
         };
         serde_json::from_value(value).map_err(|e| other(e.to_string()))
     }
-}
-
-/// Whether a file is JSON, and not of a record.
-fn is_other_document(path: &Path) -> bool {
-    let value = fs::read(path).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok());
-    value.is_some_and(|value| value.get("schema").is_none())
 }
 
 /// The files of `dir` that are named like records of `experiment`, sorted.

@@ -203,7 +203,7 @@ fn everything(e: &Experiment, opened: &Opened) -> Markup {
     };
     let all = html! {
         p.meta {
-            "Of " a href={ "../" (run::path(opened)) } { "run " (record.run_id) } " on "
+            "Of " a href={ "../" (run::path(opened, "html")) } { "run " (record.run_id) } " on "
             (record.machine.name) ", " (run::place(record)) ", " (day(&record.finished))
             @if record.protocol.quick { "; " (QUICK) }
             @if !record.complete { ", not complete" }
@@ -307,7 +307,7 @@ fn runs(entry: &Entry) -> Markup {
             _ => "does not count",
         };
         vec![
-            html! { a href={ "../" (run::path(opened)) } { (r.run_id) } },
+            html! { a href={ "../" (run::path(opened, "html")) } { (r.run_id) } },
             html! { (r.machine.name) ", " (run::place(r)) },
             html! { @match verdict { Some(v) => (badge(v.state)), None => (state) } },
             or_dash(verdict.and_then(|v| v.aggregate).map(interval)),

@@ -137,9 +137,9 @@ impl Site {
             files.insert(experiment::path(&entry.experiment.id), html.into_bytes());
             for opened in &entry.records {
                 let html = run::page(entry, opened);
-                files.insert(run::path(opened), html.into_bytes());
+                files.insert(run::path(opened, "html"), html.into_bytes());
                 let record = fs::read(&opened.path).map_err(LabError::io("read", &opened.path))?;
-                files.insert(run::data_path(opened), record);
+                files.insert(run::path(opened, "json"), record);
             }
         }
         let verdicts = self.verdicts();

@@ -16,14 +16,9 @@ fn stem(opened: &Opened) -> String {
     format!("{}--{}", opened.record.machine.name, file_stem(&opened.path))
 }
 
-/// Its place in the site.
-pub(super) fn path(opened: &Opened) -> String {
-    format!("runs/{}.html", stem(opened))
-}
-
-/// The place of the record itself.
-pub(super) fn data_path(opened: &Opened) -> String {
-    format!("runs/{}.json", stem(opened))
+/// Its place in the site as `html`, and that of the record itself as `json`.
+pub(super) fn path(opened: &Opened, extension: &str) -> String {
+    format!("runs/{}.{extension}", stem(opened))
 }
 
 /// Where it ran, beside the machine's name: here, or in a place with its job.

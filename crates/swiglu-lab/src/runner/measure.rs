@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::peers::{Absent, Peers};
 use super::{Event, RunOptions, ways};
 use crate::case::{Case, DeviceKind};
-use crate::definition::ProfileDef;
+use crate::definition::{ProfileDef, Role};
 use crate::machine::cpu_mhz;
 use crate::peer::protocol::{Reply, Request, type_and_id};
 use crate::record::{Clocks, ProtocolUsed, ResultEntry, Status, Summary};
@@ -208,7 +208,7 @@ impl<'a, 'p> CaseRun<'a, 'p> {
             }
             other => return Err(Fault::of(profile, other)),
         }
-        if definition.role.is_verified() {
+        if definition.role != Role::Ceiling {
             (self.watch)(Event::Profile { id: &definition.id, what: "verifying" });
             let request = Request::Verify { id, rows: self.oracle.rows.clone() };
             let reply = self.ask(profile, &request)?;

@@ -27,7 +27,8 @@ pub(crate) struct Peers<'a> {
     states: BTreeMap<String, Result<PeerProcess, Absent>>,
     crashes: BTreeMap<String, (u32, String)>,
     pub(crate) versions: BTreeMap<String, BTreeMap<String, String>>,
-    device_name: Option<String>,
+    /// An accelerator as a peer calls it; of the CPU the machine's own facts are better.
+    pub(crate) device_name: Option<String>,
     next_id: u64,
 }
 
@@ -43,11 +44,6 @@ impl<'a> Peers<'a> {
             device_name: None,
             next_id: 1,
         }
-    }
-
-    /// The device as a peer calls it; of the CPU the machine's own facts are better.
-    pub(crate) fn device_name(&self) -> Option<&str> {
-        self.device_name.as_deref().filter(|_| self.device == DeviceKind::Cuda)
     }
 
     pub(crate) fn fresh_id(&mut self) -> u64 {
@@ -75,6 +71,7 @@ impl<'a> Peers<'a> {
         match process.ask(&hello) {
             Ok(Reply::Hello { versions, device, .. }) => {
                 self.versions.insert(peer.to_owned(), versions);
+                let device = device.filter(|_| self.device == DeviceKind::Cuda);
                 self.device_name = self.device_name.take().or(device);
                 Ok(process)
             }

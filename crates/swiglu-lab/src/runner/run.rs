@@ -223,7 +223,7 @@ impl<'a> Run<'a> {
         let versions = self.peers.versions.iter();
         record.versions.extend(versions.map(|(peer, parts)| (peer.clone(), parts.clone())));
         if record.machine.gpu.is_none() {
-            record.machine.gpu = self.peers.device_name().map(str::to_owned);
+            record.machine.gpu.clone_from(&self.peers.device_name);
         }
         record.finished = now();
         record.complete = is_complete(record, self.experiment);

@@ -88,9 +88,7 @@ fn short(x: f64) -> String {
 }
 
 fn size_label(x: f64) -> String {
-    let whole = x.round();
-    match whole {
-        w if w >= 1024.0 && (w / 1024.0).fract() == 0.0 => format!("{}k", w / 1024.0),
-        w => format!("{w}"),
-    }
+    let (whole, thousands) = (x.round(), x.round() / 1024.0);
+    let is_round = thousands >= 1.0 && thousands.fract() == 0.0;
+    if is_round { format!("{thousands}k") } else { whole.to_string() }
 }
