@@ -101,17 +101,15 @@ impl Decision {
         place.expect(*id == stem, &front.id, message)?;
         let date = front.date.get_ref().date;
         place.expect(date.is_some(), &front.date, "expected a date such as 2026-01-31")?;
-        place.expect_sentence("title", &front.title)?;
-        place.expect_sentence("claim", &front.claim)?;
         let message = "no experiments: expected the ids of those it rests on";
         place.expect(!front.experiments.get_ref().is_empty(), &front.experiments, message)?;
         Ok(Self {
             id: stem,
-            title: front.title.into_inner(),
+            title: place.sentence("title", &front.title)?,
             date: date.map(|d| d.to_string()).unwrap_or_default(),
             status: front.status,
             experiments: front.experiments.into_inner(),
-            claim: front.claim.into_inner(),
+            claim: place.sentence("claim", &front.claim)?,
             body: body.trim().to_owned(),
             path: path.to_path_buf(),
         })

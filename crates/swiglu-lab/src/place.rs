@@ -57,10 +57,11 @@ impl<'a> Place<'a> {
         if holds { Ok(()) } else { Err(self.at(value.span(), message)) }
     }
 
-    /// An error unless a text has words in it.
-    pub(crate) fn expect_sentence(&self, what: &str, text: &Spanned<String>) -> Result<()> {
-        let message = format!("{what} is empty: expected a sentence");
-        self.expect(!text.get_ref().trim().is_empty(), text, message)
+    /// A text without the blanks around it; an error unless it has words in it.
+    pub(crate) fn sentence(&self, what: &str, text: &Spanned<String>) -> Result<String> {
+        let words = text.get_ref().trim();
+        self.expect(!words.is_empty(), text, format!("{what} is empty: expected a sentence"))?;
+        Ok(words.to_owned())
     }
 
     /// The source read as TOML.

@@ -146,7 +146,7 @@ pub(super) fn claim(raw: RawClaim, profiles: &[ProfileDef], place: &Place<'_>) -
         place.expect(floor.is_some(), exceptions, message)?;
     }
     Ok(Claim {
-        text: raw.text.into_inner(),
+        text: place.sentence("claim.text", &raw.text)?,
         subject: raw.subject.into_inner(),
         against,
         kind,

@@ -35,7 +35,7 @@ struct Raw {
     claim: RawClaim,
     boundary: RawBoundary,
     #[serde(default)]
-    decisions: Vec<Spanned<String>>,
+    decisions: Vec<String>,
 }
 
 type Sweeps = Spanned<Vec<Spanned<RawCases>>>;
@@ -83,7 +83,7 @@ struct RawMetrics {
 struct RawBoundary {
     text: Spanned<String>,
     #[serde(default)]
-    decisions: Vec<Spanned<String>>,
+    decisions: Vec<String>,
 }
 
 pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
@@ -91,23 +91,19 @@ pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
     let raw: Raw = place.toml()?;
     header(&raw, &place)?;
     let profiles = profiles(&raw.profiles, &place)?;
-    let cases = cases(raw.device, &raw.cases, &place)?;
-    let claim = claim(raw.claim, &profiles, &place)?;
-    let pace = pace(raw.pace, &place)?;
-    let decisions = raw.decisions.into_iter().chain(raw.boundary.decisions);
     Ok(Experiment {
-        id: raw.id.into_inner(),
-        title: raw.title.into_inner(),
-        question: raw.question.into_inner(),
-        why: raw.why.get_ref().trim().to_owned(),
+        title: place.sentence("title", &raw.title)?,
+        question: place.sentence("question", &raw.question)?,
+        why: place.sentence("why", &raw.why)?,
+        boundary: place.sentence("boundary.text", &raw.boundary.text)?,
         device: raw.device,
-        profiles,
-        cases,
+        cases: cases(raw.device, &raw.cases, &place)?,
         metrics: raw.metrics.groups.into_inner(),
-        pace,
-        claim,
-        boundary: raw.boundary.text.get_ref().trim().to_owned(),
-        decisions: decisions.map(Spanned::into_inner).collect(),
+        claim: claim(raw.claim, &profiles, &place)?,
+        profiles,
+        pace: pace(raw.pace, &place)?,
+        decisions: [raw.decisions, raw.boundary.decisions].concat(),
+        id: raw.id.into_inner(),
         definition_hash: String::new(),
         path: path.to_path_buf(),
     })
@@ -131,13 +127,8 @@ fn header(raw: &Raw, place: &Place<'_>) -> Result<()> {
     let (id, stem) = (raw.id.get_ref(), file_stem(place.path));
     let message = format!("id `{id}`: expected the name of the file, `{stem}`, of {NAME}");
     place.expect(is_name(id) && stem == *id, &raw.id, message)?;
-    place.expect_sentence("title", &raw.title)?;
-    place.expect_sentence("question", &raw.question)?;
-    place.expect_sentence("why", &raw.why)?;
-    place.expect_sentence("claim.text", &raw.claim.text)?;
-    place.expect_sentence("boundary.text", &raw.boundary.text)?;
     let message = "question: expected one sentence that ends in a question mark";
-    place.expect(raw.question.get_ref().ends_with('?'), &raw.question, message)?;
+    place.expect(raw.question.get_ref().trim().ends_with('?'), &raw.question, message)?;
     let groups = &raw.metrics.groups;
     let known = groups.get_ref().iter().all(|group| METRICS.contains(&group.as_str()));
     let message = format!("metric groups: expected some of {}", METRICS.join(", "));

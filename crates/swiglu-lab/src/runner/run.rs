@@ -68,11 +68,12 @@ impl<'a> Run<'a> {
             path: &self.path,
         });
         let (mut stopped, last) = (false, missing.len());
+        let options = self.options.clone();
         for (i, case) in missing.into_iter().enumerate() {
-            let options = self.options.clone();
+            // Of a run that may take no time at all one case is measured.
             stopped = options.is_stopped()
                 || !self.measure(case, &profiles, &options)?
-                || i + 1 < last && self.is_late();
+                || i + 1 < last && self.is_over();
             if stopped {
                 break;
             }
@@ -86,8 +87,10 @@ impl<'a> Run<'a> {
         Ok(Finished { path: self.path, record: self.record, stopped })
     }
 
-    fn is_late(&self) -> bool {
-        self.options.time_limit.is_some_and(|limit| self.begun.elapsed() >= limit)
+    /// Whether it was asked to stop, or its time is over.
+    fn is_over(&self) -> bool {
+        let is_late = |limit| self.begun.elapsed() >= limit;
+        self.options.is_stopped() || self.options.time_limit.is_some_and(is_late)
     }
 
     /// Whether a case has a result of each profile, and none that lacked its peer could be had now.
@@ -156,7 +159,7 @@ impl<'a> Run<'a> {
             let more = more.clamp(2, PREPARATIONS);
             (self.watch)(Event::Deciding(more));
             for case in &self.experiment.cases {
-                if self.options.is_stopped() || self.is_late() {
+                if self.is_over() {
                     return Ok(true);
                 }
                 if begun.elapsed() > limit {
@@ -182,10 +185,7 @@ impl<'a> Run<'a> {
             (self.watch)(Event::Again(outside.len()));
             // A new figure of one may put another outside.
             for case in experiment.cases.iter().filter(|case| outside.contains(&case.key())) {
-                if self.is_late()
-                    || options.is_stopped()
-                    || !self.measure(case, &profiles, &options)?
-                {
+                if self.is_over() || !self.measure(case, &profiles, &options)? {
                     return Ok(true);
                 }
             }
