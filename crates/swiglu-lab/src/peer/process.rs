@@ -25,30 +25,18 @@ const TAIL: u64 = 400;
 /// How long a peer may take to end after `quit`.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long a peer may be silent after each request.
+/// How long a peer may be silent after those requests whose limit is not the same for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Importing a framework takes long.
     pub hello: Duration,
-    /// Compiling and tuning takes longer.
-    pub prepare: Duration,
-    /// One call, and its rows.
-    pub verify: Duration,
     /// Beyond the budget of the turn.
     pub sample: Duration,
-    /// `release` and `clocks`.
-    pub other: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            hello: Duration::from_secs(60),
-            prepare: Duration::from_secs(300),
-            verify: Duration::from_secs(60),
-            sample: Duration::from_secs(30),
-            other: Duration::from_secs(30),
-        }
+        Self { hello: Duration::from_secs(60), sample: Duration::from_secs(30) }
     }
 }
 
@@ -56,12 +44,13 @@ impl Limits {
     fn of(&self, request: &Request) -> Duration {
         match request {
             Request::Hello { .. } => self.hello,
-            Request::Prepare { .. } => self.prepare,
-            Request::Verify { .. } => self.verify,
+            // Compiling and tuning takes longer.
+            Request::Prepare { .. } => Duration::from_secs(300),
+            Request::Verify { .. } => Duration::from_secs(60),
             Request::Sample { turns, budget_us, .. } => {
                 self.sample + Duration::from_micros(budget_us.saturating_mul((*turns).into()))
             }
-            Request::Release { .. } | Request::Clocks | Request::Quit => self.other,
+            Request::Release { .. } | Request::Clocks | Request::Quit => Duration::from_secs(30),
         }
     }
 }

@@ -116,14 +116,7 @@ pub(crate) fn options(run_id: &str) -> RunOptions {
     options.protocol.preparations = 2;
     options.protocol.budget_us = 100;
     options.settle = Duration::ZERO;
-    let short = Duration::from_millis(700);
-    options.limits = Limits {
-        hello: Duration::from_secs(20),
-        prepare: Duration::from_secs(20),
-        verify: Duration::from_secs(20),
-        sample: short,
-        other: Duration::from_secs(20),
-    };
+    options.limits = Limits { hello: Duration::from_secs(20), sample: Duration::from_millis(700) };
     options
 }
 
