@@ -136,20 +136,17 @@ fn compare(
     now: &ResultEntry,
     tolerance: f64,
 ) -> Comparison {
-    let mut comparison = Comparison {
-        case_key: now.case_key.clone(),
-        profile: now.profile.clone(),
-        ..Comparison::default()
-    };
+    let (case_key, profile) = (now.case_key.clone(), now.profile.clone());
+    let mut comparison = Comparison { case_key, profile, ..Comparison::default() };
     let Some(then) = good(old, now, &now.profile) else {
-        comparison.reason = Some("the record has no verified result".into());
-        return comparison;
+        let reason = Some("the record has no verified result".into());
+        return Comparison { reason, ..comparison };
     };
     if now.status != Status::Ok {
         let lost = matches!(now.status, Status::Failed | Status::FailedVerification);
-        comparison.outcome = if lost { Outcome::Regressed } else { Outcome::NotComparable };
-        comparison.reason = now.reason.clone().or(Some(now.status.to_string()));
-        return comparison;
+        let outcome = if lost { Outcome::Regressed } else { Outcome::NotComparable };
+        let reason = now.reason.clone().or(Some(now.status.to_string()));
+        return Comparison { outcome, reason, ..comparison };
     }
     let yardstick = yardstick(experiment, old, new, now);
     let speed = |record: &Record, entry: &ResultEntry| match yardstick {

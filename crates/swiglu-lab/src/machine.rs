@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::case::DeviceKind;
 use crate::error::{LabError, Result};
+use crate::files::entries;
 use crate::record::Machine;
 
 impl Machine {
@@ -68,10 +69,9 @@ fn family(cpuinfo: &str) -> String {
 
 /// Name and driver version of the first accelerator, as its driver tells.
 fn accelerator(driver: &Path) -> (Option<String>, Option<String>) {
-    let first = fs::read_dir(driver.join("gpus"))
-        .ok()
-        .and_then(|dir| dir.filter_map(|e| e.ok()).map(|e| e.path()).min());
-    let information = first.and_then(|dir| fs::read_to_string(dir.join("information")).ok());
+    let gpus = entries(&driver.join("gpus")).unwrap_or_default();
+    let first = gpus.first().map(|gpu| gpu.join("information"));
+    let information = first.and_then(|file| fs::read_to_string(file).ok());
     let name = information.as_deref().and_then(|text| field(text, "Model")).map(str::to_owned);
     let version = fs::read_to_string(driver.join("version")).unwrap_or_default();
     let number =

@@ -46,7 +46,13 @@ fn executed(e: &Executed) -> String {
         (e.resumed > 0).then(|| format!("resumed {}×", e.resumed)),
         Some(format!("bundle {}", e.bundle)),
     ];
-    known.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    listed(known).unwrap_or_default()
+}
+
+/// What is known of several things; none if nothing is.
+fn listed(known: impl IntoIterator<Item = Option<String>>) -> Option<String> {
+    let known: Vec<_> = known.into_iter().flatten().collect();
+    (!known.is_empty()).then(|| known.join(", "))
 }
 
 pub(super) fn page(entry: &Entry, opened: &Opened) -> String {
@@ -98,13 +104,13 @@ fn facts(r: &Record) -> Markup {
         ("Commit", r.code.commit.as_ref().map(|_| r.code.short())),
         ("Protocol", Some(protocol)),
         ("Clocks", clocks(r)),
-        ("Ceilings", Some(ceilings.collect::<Vec<_>>().join(", ")).filter(|c| !c.is_empty())),
+        ("Ceilings", listed(ceilings.map(Some))),
         ("Definition", Some(r.definition_hash.clone())),
         ("Content", Some(r.content_hash.clone())),
     ];
     rows.extend(r.versions.iter().map(|(peer, parts)| {
-        let parts: Vec<_> = parts.iter().map(|(name, v)| format!("{name} {v}")).collect();
-        (peer.as_str(), Some(parts.join(", ")))
+        let parts = parts.iter().map(|(name, v)| Some(format!("{name} {v}")));
+        (peer.as_str(), Some(listed(parts).unwrap_or_default()))
     }));
     html! {
         dl.facts {
@@ -122,13 +128,11 @@ fn clocks(r: &Record) -> Option<String> {
         let (low, high) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
         low.is_finite().then(|| format!("{what} {} to {} {unit}", number(low), number(high)))
     };
-    let known = [
+    listed([
         range("device", "MHz", |c| c.sm_mhz),
         range("power", "W", |c| c.power_w),
         range("CPU core", "MHz", |c| c.cpu_mhz),
-    ];
-    let known: Vec<_> = known.into_iter().flatten().collect();
-    (!known.is_empty()).then(|| known.join(", "))
+    ])
 }
 
 /// Every result of a record, with everything that was worked out of its samples.

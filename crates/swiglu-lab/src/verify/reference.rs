@@ -35,7 +35,7 @@ impl Oracle {
                 let value = x.as_slice().iter().map(|v| v.to_f64()).collect();
                 let value = Matrix::from_vec(value, self.rows.len(), h)?;
                 let bound = Matrix::zeros(self.rows.len(), h)?;
-                Reference { bound, value, frobenius_limit: 0.0, intermediates: Vec::new() }
+                of(value, bound, 0.0)
             }
             CaseOp::Activation | CaseOp::ActivationBackward => {
                 let gate = self.inputs::<T>(STREAM_GATE, h, ACTIVATION_SCALE)?;
@@ -188,12 +188,12 @@ fn turned(reference: &Reference) -> Result<Reference> {
         let values = (0..m.cols()).flat_map(|c| (0..m.rows()).map(move |r| m[(r, c)]));
         Matrix::from_values(values, m.cols(), m.rows())
     };
-    Ok(Reference {
-        value: turned(&reference.value)?,
-        bound: turned(&reference.bound)?,
-        frobenius_limit: reference.frobenius_limit,
-        intermediates: Vec::new(),
-    })
+    let Reference { value, bound, frobenius_limit, .. } = reference;
+    Ok(of(turned(value)?, turned(bound)?, *frobenius_limit))
+}
+
+fn of(value: Matrix<f64>, bound: Matrix<f64>, frobenius_limit: f64) -> Reference {
+    Reference { value, bound, frobenius_limit, intermediates: Vec::new() }
 }
 
 /// The references of two gradients as that of one result, the columns of the first before those of the
@@ -204,10 +204,6 @@ fn beside([gate, up]: &[Reference; 2]) -> Result<Reference> {
         let data = (0..rows).flat_map(|r| [a.view().row(r), b.view().row(r)].concat()).collect();
         Matrix::from_vec(data, rows, 2 * cols)
     };
-    Ok(Reference {
-        value: joined(&gate.value, &up.value)?,
-        bound: joined(&gate.bound, &up.bound)?,
-        frobenius_limit: gate.frobenius_limit.max(up.frobenius_limit),
-        intermediates: Vec::new(),
-    })
+    let (value, bound) = (joined(&gate.value, &up.value)?, joined(&gate.bound, &up.bound)?);
+    Ok(of(value, bound, gate.frobenius_limit.max(up.frobenius_limit)))
 }
