@@ -226,21 +226,19 @@ impl RecordVerdict {
                 self.state = VerdictState::Supported;
             }
         }
-        let is_open = self.state == VerdictState::Inconclusive;
-        if is_open && let Some(aggregate) = self.aggregate.filter(|_| lacking.is_empty()) {
-            let more = stats::more_preparations(&aggregate, within, preparations);
+        if self.state == VerdictState::Inconclusive {
+            let whole = self.aggregate.filter(|_| lacking.is_empty());
+            let more = whole.and_then(|it| stats::more_preparations(&it, within, preparations));
             let text = match more {
                 Some(1) => "1 more preparation of every case, if the ratio stays".into(),
                 Some(n) => format!("{n} more preparations of every case, if the ratio stays"),
+                None if whole.is_none() => format!("results of {} more cases", lacking.len()),
                 None => format!(
                     "more than {} preparations: the ratio lies too near to {within}",
                     stats::MOST_PREPARATIONS
                 ),
             };
             self.undecided = Some(Undecided { preparations: more, text });
-        } else if is_open {
-            let text = format!("results of {} more cases", lacking.len());
-            self.undecided = Some(Undecided { preparations: None, text });
         }
         self.reasons.extend(summed_up("cannot be compared", &lacking));
     }

@@ -104,34 +104,29 @@ fn steps(subject: &Subject, us: f64, at: &Classified, memory: Option<f64>) -> Ve
     let kernels = if spare == 1 { "kernel" } else { "kernels" };
     let each = if graph { GRAPH_NODE_US } else { LAUNCH_US };
     let saved = LAUNCH_US - GRAPH_NODE_US;
-    // Whether it can be done, what, why that gains, and how much.
-    let proposals = [
-        (
-            true,
-            "keep gate and up in registers: the fused path".to_owned(),
-            format!("{} written and read again, at the measured bandwidth", si(between, "B")),
-            moved(between),
-        ),
-        (
-            cuda,
-            format!("start {spare} {kernels} fewer: {fewest} do"),
-            format!("about {each} µs each"),
-            spare as f64 * each,
-        ),
-        (
-            cuda && !graph,
-            "replay the calls as a captured graph".into(),
-            format!("about {saved} µs for each launch"),
-            subject.launches as f64 * saved,
-        ),
-    ];
-    let step = |(can, action, because, gain): (bool, String, String, f64)| {
+    let mut steps = Vec::new();
+    let mut propose = |action: String, because: String, gain: f64| {
         // No change takes the time below what the ceilings allow.
         let gain_us = gain.min(us - floor.min(us));
-        let worth = can && gain_us > 0.0 && gain_us >= WORTH * us;
-        worth.then_some(Step { action, because, gain_us, predicted_us: us - gain_us })
+        if gain_us > 0.0 && gain_us >= WORTH * us {
+            steps.push(Step { action, because, gain_us, predicted_us: us - gain_us });
+        }
     };
-    proposals.into_iter().filter_map(step).collect()
+    propose(
+        "keep gate and up in registers: the fused path".into(),
+        format!("{} written and read again, at the measured bandwidth", si(between, "B")),
+        moved(between),
+    );
+    if cuda {
+        let action = format!("start {spare} {kernels} fewer: {fewest} do");
+        propose(action, format!("about {each} µs each"), spare as f64 * each);
+    }
+    if cuda && !graph {
+        let because = format!("about {saved} µs for each launch");
+        let gain = subject.launches as f64 * saved;
+        propose("replay the calls as a captured graph".into(), because, gain);
+    }
+    steps
 }
 
 /// What the kernel would gain if it reached the ceiling that binds it.

@@ -255,27 +255,21 @@ impl Record {
             let advice = "it is cut off or damaged: restore it, or delete it and measure again";
             refuse(format!("not JSON ({e})"), advice)
         })?;
-        match value.get("schema") {
-            Some(schema) if [OLDEST_SCHEMA, RECORD_SCHEMA].iter().any(|known| schema == known) => {}
-            Some(other) => {
-                let why = format!(
-                    "record schema {other}, this program reads {OLDEST_SCHEMA} and {RECORD_SCHEMA}"
-                );
-                return Err(refuse(why, "use the version of the program that wrote it"));
-            }
-            None => {
-                let why = "it has no `schema`: not a record of the lab".to_owned();
-                return Err(refuse(why, ELSEWHERE));
-            }
+        let Some(schema) = value.get("schema").cloned() else {
+            return Err(refuse("it has no `schema`: not a record of the lab".into(), ELSEWHERE));
+        };
+        if schema != OLDEST_SCHEMA && schema != RECORD_SCHEMA {
+            let why = format!(
+                "record schema {schema}, this program reads {OLDEST_SCHEMA} and {RECORD_SCHEMA}"
+            );
+            return Err(refuse(why, "use the version of the program that wrote it"));
         }
-        let hash = content_hash(&value);
-        if value.get("content_hash").and_then(Value::as_str) != Some(&hash) {
-            let why = "its content hash does not fit its content".to_owned();
-            return Err(refuse(why, "it was edited or damaged: restore it, or measure again"));
+        if value["content_hash"] != content_hash(&value) {
+            let advice = "it was edited or damaged: restore it, or measure again";
+            return Err(refuse("its content hash does not fit its content".into(), advice));
         }
-        let of_schema = value["schema"].clone();
         let other = |why: String| {
-            refuse(format!("not a record of schema {of_schema} ({why})"), "measure again")
+            refuse(format!("not a record of schema {schema} ({why})"), "measure again")
         };
         let value = match value.get("rows") {
             Some(_) => rows::unpack(value).ok_or_else(|| other("its rows are no rows".into()))?,
