@@ -5,7 +5,7 @@ use toml::{Spanned, Value};
 
 use super::values::Many;
 use super::{ProfileDef, Role};
-use crate::error::{LabError, Result};
+use crate::error::Result;
 use crate::place::Place;
 
 /// What is claimed, in a form that records can answer. The statistic is the geometric mean over all cases of
@@ -163,17 +163,12 @@ fn against(raw: &Spanned<Many<String>>, place: &Place<'_>) -> Result<Against> {
     place.expect(!given.is_empty(), raw, message)?;
     let roles = given[0].strip_prefix("best:").filter(|_| given.len() == 1);
     let Some(roles) = roles else { return Ok(Against::Profiles(given.clone())) };
-    let role = |name: &str| match name.trim() {
-        "baseline" => Ok(Role::Baseline),
-        "peer" => Ok(Role::Peer),
-        "ceiling" => Ok(Role::Ceiling),
-        other => {
-            let message = format!(
-                "claim.against: unknown role `{other}`: expected best: with some of baseline, \
-                 peer, ceiling"
-            );
-            Err(place.at(raw.span(), message))
-        }
+    let role = |name: &str| {
+        let known = [Role::Baseline, Role::Peer, Role::Ceiling];
+        known.into_iter().find(|role| role.name() == name).ok_or_else(|| {
+            let expected = "expected best: with some of baseline, peer, ceiling";
+            place.at(raw.span(), format!("claim.against: unknown role `{name}`: {expected}"))
+        })
     };
-    roles.split(',').map(role).collect::<Result<_, LabError>>().map(Against::Best)
+    roles.split(',').map(str::trim).map(role).collect::<Result<_>>().map(Against::Best)
 }

@@ -264,14 +264,11 @@ fn read_lines(stdout: ChildStdout) -> Receiver<Vec<u8>> {
     // Ends when the peer's output is closed, which its death does, or when nobody reads any more.
     thread::spawn(move || {
         let mut stdout = BufReader::new(stdout);
-        loop {
-            let mut line = Vec::new();
-            match (&mut stdout).take(MAX_LINE).read_until(b'\n', &mut line) {
-                Ok(0) | Err(_) => break,
-                Ok(_) => {}
-            }
+        let mut line = Vec::new();
+        let mut next = |line: &mut _| (&mut stdout).take(MAX_LINE).read_until(b'\n', line);
+        while next(&mut line).is_ok_and(|read| read > 0) {
             let whole = line.ends_with(b"\n");
-            if sender.send(line).is_err() || !whole {
+            if sender.send(std::mem::take(&mut line)).is_err() || !whole {
                 break;
             }
         }

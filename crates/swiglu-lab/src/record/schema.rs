@@ -199,16 +199,12 @@ impl CaseFacts {
     /// The mark of a case whose clock changed while it was measured; none if it did not.
     pub fn drift(&self) -> Option<String> {
         let [before, after] = self.clocks.as_ref()?;
-        let changed = |what: &str, a: Option<f64>, b: Option<f64>| {
-            let (a, b) = (a?, b?);
-            ((a - b).abs() > Self::CLOCK_DRIFT * a.max(b))
-                .then(|| format!("{what} clock {a:.0} then {b:.0} MHz"))
-        };
+        let device = before.sm_mhz.zip(after.sm_mhz).map(|clocks| ("device", clocks));
         // The host's clock matters little to an accelerator that has one of its own.
-        match before.sm_mhz.is_some() && after.sm_mhz.is_some() {
-            true => changed("device", before.sm_mhz, after.sm_mhz),
-            false => changed("CPU", before.cpu_mhz, after.cpu_mhz),
-        }
+        let host = || before.cpu_mhz.zip(after.cpu_mhz).map(|clocks| ("CPU", clocks));
+        let (what, (a, b)) = device.or_else(host)?;
+        let changed = (a - b).abs() > Self::CLOCK_DRIFT * a.max(b);
+        changed.then(|| format!("{what} clock {a:.0} then {b:.0} MHz"))
     }
 }
 

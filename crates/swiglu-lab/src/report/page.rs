@@ -1,6 +1,7 @@
 //! What every page has: the frame, badges, figures, prose.
 
 use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
+use pulldown_cmark::HeadingLevel::H2;
 use pulldown_cmark::{Event, Parser, Tag, TagEnd};
 
 use super::chart::{Canvas, Width, glyph};
@@ -149,12 +150,9 @@ pub(super) fn prose(text: &str) -> Markup {
         Event::Start(Tag::HtmlBlock) => Some(Event::Start(Tag::Paragraph)),
         Event::End(TagEnd::HtmlBlock) => Some(Event::End(TagEnd::Paragraph)),
         Event::Start(Tag::Heading { level, id, classes, attrs }) => {
-            let level = level.max(pulldown_cmark::HeadingLevel::H2);
-            Some(Event::Start(Tag::Heading { level, id, classes, attrs }))
+            Some(Event::Start(Tag::Heading { level: level.max(H2), id, classes, attrs }))
         }
-        Event::End(TagEnd::Heading(level)) => {
-            Some(Event::End(TagEnd::Heading(level.max(pulldown_cmark::HeadingLevel::H2))))
-        }
+        Event::End(TagEnd::Heading(level)) => Some(Event::End(TagEnd::Heading(level.max(H2)))),
         Event::Start(Tag::Link { ref dest_url, .. }) => {
             let outside = dest_url.starts_with("https://") || dest_url.starts_with("http://");
             links.push(outside);
