@@ -14,11 +14,8 @@ pub(super) fn path(id: &str) -> String {
     format!("decisions/{id}.html")
 }
 
-pub(super) fn list(
-    root: &str,
-    decisions: &[Decision],
-    verdicts: &BTreeMap<String, Verdict>,
-) -> Markup {
+/// All of them, for a page in the root of the site.
+pub(super) fn list(decisions: &[Decision], verdicts: &BTreeMap<String, Verdict>) -> Markup {
     html! {
         @if decisions.is_empty() { p { "There are none." } }
         ol.cards {
@@ -27,7 +24,7 @@ pub(super) fn list(
                 li {
                     article.card {
                         (state(d, &doubts))
-                        h3 { a href={ (root) (path(&d.id)) } { (d.title) } }
+                        h3 { a href=(path(&d.id)) { (d.title) } }
                         p { (d.claim) }
                         p.meta { time datetime=(d.date) { (d.date) } }
                     }

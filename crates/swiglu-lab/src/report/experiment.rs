@@ -180,7 +180,6 @@ fn in_words(e: &Experiment) -> Markup {
 /// All ways, not only those of the claim.
 fn everything(e: &Experiment, opened: &Opened) -> Markup {
     let record = &opened.record;
-    let ceilings = record.ceilings.clone().unwrap_or_default();
     let sweeps = plots::sweeps(e, record);
     let of_subject = record.results.iter().filter(|r| r.profile == e.claim.subject);
     let labels = Labels::of(cases(record));
@@ -194,7 +193,7 @@ fn everything(e: &Experiment, opened: &Opened) -> Markup {
         })
         .collect();
     let machine = html! {
-        @if let Some(roofline) = plots::roofline(e, record, &ceilings) { (roofline) }
+        @if let Some(roofline) = plots::roofline(e, record) { (roofline) }
         @if !analyses.is_empty() {
             (folded(html! { "What binds " (e.claim.subject) ", case by case" }, &html! {
                 dl.analyses { @for (case, text) in &analyses { dt { (case) } dd { (text) } } }

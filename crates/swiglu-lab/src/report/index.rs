@@ -48,7 +48,7 @@ pub(super) fn page(site: &Site) -> String {
                 }
             }
         }
-        (section("decisions", "Decisions", Some(decision::list(ROOT, &site.decisions, &site.verdicts()))))
+        (section("decisions", "Decisions", Some(decision::list(&site.decisions, &site.verdicts()))))
         (section("broken", "Could not be read", (!site.broken.is_empty()).then(|| html! {
             ul { @for text in &site.broken { li { code { (text) } } } }
         })))

@@ -11,7 +11,6 @@ use super::page::{figure, key};
 use crate::case::Case;
 use crate::definition::{Experiment, Role};
 use crate::format::{interval, ratio};
-use crate::profile::Ceilings;
 use crate::record::{Record, Status};
 use crate::verdict::RecordVerdict;
 
@@ -121,11 +120,8 @@ fn spoken(series: &Series) -> String {
 }
 
 /// All results under the ceilings.
-pub(super) fn roofline(
-    experiment: &Experiment,
-    record: &Record,
-    ceilings: &Ceilings,
-) -> Option<Markup> {
+pub(super) fn roofline(experiment: &Experiment, record: &Record) -> Option<Markup> {
+    let ceilings = record.ceilings.as_ref()?;
     let used = |c: &&crate::profile::Ceiling| {
         record.cases.values().any(|f| ceilings.compute_of(f.case.dtype) == Some(*c))
     };
