@@ -109,6 +109,9 @@ impl Axis {
     }
 }
 
+/// An axis, and the values that are labelled on it.
+type Ticks<'a> = (&'a Axis, &'a mut dyn Iterator<Item = (f64, String)>);
+
 /// A plot in the making.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Canvas {
@@ -171,22 +174,15 @@ impl Canvas {
     }
 
     /// The grid of both axes with labels at its lines, and what the horizontal one counts.
-    pub(super) fn axes(
-        &mut self,
-        (x, x_ticks): (&Axis, &[(f64, String)]),
-        (y, y_ticks): (&Axis, &[(f64, String)]),
-        name: &str,
-    ) {
+    pub(super) fn axes(&mut self, (x, x_ticks): Ticks<'_>, (y, y_ticks): Ticks<'_>, name: &str) {
         let ([left, right], [bottom, top]) = (x.pixels, y.pixels);
-        for (value, label) in x_ticks {
-            let at = x.at(*value);
+        for (at, label) in x_ticks.map(|(value, label)| (x.at(value), label)) {
             self.line(Ink::Grid, 1, &[(at, top), (at, bottom)]);
-            self.text((Ink::Muted, SMALL), "middle", (at, bottom + 15.0), label);
+            self.text((Ink::Muted, SMALL), "middle", (at, bottom + 15.0), &label);
         }
-        for (value, label) in y_ticks {
-            let at = y.at(*value);
+        for (at, label) in y_ticks.map(|(value, label)| (y.at(value), label)) {
             self.line(Ink::Grid, 1, &[(left, at), (right, at)]);
-            self.text((Ink::Muted, SMALL), "end", (left - 6.0, at + 4.0), label);
+            self.text((Ink::Muted, SMALL), "end", (left - 6.0, at + 4.0), &label);
         }
         self.text((Ink::Muted, SMALL), "middle", ((left + right) / 2.0, bottom + 32.0), name);
     }

@@ -33,15 +33,11 @@ impl Series {
         let (full, height) = (width.pixels(), width.pick(280.0, 380.0));
         let x = Axis { values: [left, right], pixels: [86.0, full - 18.0] };
         let y = Axis { values: [bottom, top], pixels: [height - 38.0, 10.0] };
-        let labelled = |axis: &Axis, room, label: fn(f64) -> String| -> Vec<_> {
-            ticks(axis.values, room).into_iter().map(|v| (v, label(v))).collect()
-        };
+        let mut x_ticks = ticks(x.values, width.pick(5, 9)).map(|v| (v, v.to_string()));
+        let mut y_ticks = ticks(y.values, 6).map(|v| (v, rate(v)));
         let mut canvas = Canvas::new(full, height);
-        canvas.axes(
-            (&x, &labelled(&x, width.pick(5, 9), |v| v.to_string())),
-            (&y, &labelled(&y, 6, rate)),
-            "operations per byte (compulsory traffic)",
-        );
+        let counted = "operations per byte (compulsory traffic)";
+        canvas.axes((&x, &mut x_ticks), (&y, &mut y_ticks), counted);
         let end = ridge.min(right).min(top / slope);
         let start = left.max(bottom / slope);
         let at = |a: f64, b: f64| (x.at(a), y.at(b));
@@ -82,11 +78,11 @@ fn rate(flops: f64) -> String {
 }
 
 /// Powers of ten within the limits, with 2 and 5 between them where there are few, at most about `room`.
-fn ticks([low, high]: [f64; 2], room: usize) -> Vec<f64> {
+fn ticks([low, high]: [f64; 2], room: usize) -> impl Iterator<Item = f64> {
     let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
     let steps: &[f64] = if (high / low).log10() < 2.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
     let all = decades.flat_map(|d| steps.iter().map(move |s| s * 10f64.powi(d)));
     let inside: Vec<f64> = all.filter(|t| (low..=high).contains(t)).collect();
     let every = inside.len().div_ceil(room).max(1);
-    inside.into_iter().step_by(every).collect()
+    inside.into_iter().step_by(every)
 }

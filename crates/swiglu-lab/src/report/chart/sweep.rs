@@ -35,12 +35,11 @@ impl Series {
         let (full, height) = (width.pixels(), width.pick(250.0, 330.0));
         let x = Axis { values: [first / 1.15, last * 1.15], pixels: [48.0, full - 12.0] };
         let y = Axis { values: [low, high], pixels: [height - 38.0, 10.0] };
-        let sizes = thinned(&sizes, width.pick(5, 10));
-        let x_ticks: Vec<_> = sizes.into_iter().map(|m| (m, size_label(m))).collect();
-        let y_ticks: Vec<_> =
-            ratio_ticks(low, high).into_iter().map(|r| (r, format!("{}×", short(r)))).collect();
+        let sizes = thinned(&sizes, width.pick(5, 10)).into_iter();
+        let (mut x_ticks, ratios) = (sizes.map(|m| (m, size_label(m))), ratio_ticks(low, high));
+        let mut y_ticks = ratios.into_iter().map(|r| (r, format!("{}×", short(r))));
         let mut canvas = Canvas::new(full, height);
-        canvas.axes((&x, &x_ticks), (&y, &y_ticks), "M, tokens");
+        canvas.axes((&x, &mut x_ticks), (&y, &mut y_ticks), "M, tokens");
         canvas.line(Ink::Text, 2, &[(x.pixels[0], y.at(1.0)), (x.pixels[1], y.at(1.0))]);
         // The first, which are ours, over the others.
         for series in all.iter().rev() {
