@@ -183,15 +183,12 @@ fn everything(e: &Experiment, opened: &Opened) -> Markup {
     let sweeps = plots::sweeps(e, record);
     let of_subject = record.results.iter().filter(|r| r.profile == e.claim.subject);
     let labels = Labels::of(cases(record));
-    let analyses: Vec<_> = of_subject
-        .filter_map(|r| {
-            let case = record.case_of(r)?;
-            Some((
-                labels.case(case),
-                analyse_result(e, case, r, &record.ceilings_of(e, case))?.text,
-            ))
-        })
-        .collect();
+    let analysis = |r: &ResultEntry| {
+        let case = record.case_of(r)?;
+        let found = analyse_result(e, case, r, &record.ceilings_of(e, case))?;
+        Some((labels.case(case), found.text))
+    };
+    let analyses: Vec<_> = of_subject.filter_map(analysis).collect();
     let machine = html! {
         @if let Some(roofline) = plots::roofline(e, record) { (roofline) }
         @if !analyses.is_empty() {

@@ -53,19 +53,14 @@ struct Fault {
 }
 
 impl Fault {
-    fn failed(profile: usize, reason: String) -> Self {
-        Self { profile, status: Some(Status::Failed), reason }
-    }
-
     /// What the peer says went wrong; any other reply was refused before.
     fn of(profile: usize, reply: Reply) -> Self {
-        match reply {
-            Reply::Failed { reason, .. } => Self::failed(profile, reason),
-            Reply::Unsupported { reason, .. } => {
-                Self { profile, status: Some(Status::Unsupported), reason }
-            }
-            other => Self::failed(profile, format!("answered with {}", type_and_id(&other).0)),
-        }
+        let (status, reason) = match reply {
+            Reply::Unsupported { reason, .. } => (Status::Unsupported, reason),
+            Reply::Failed { reason, .. } => (Status::Failed, reason),
+            other => (Status::Failed, format!("answered with {}", type_and_id(&other).0)),
+        };
+        Self { profile, status: Some(status), reason }
     }
 }
 
@@ -130,9 +125,13 @@ impl<'a, 'p> CaseRun<'a, 'p> {
         // With the samples of all preparations.
         let mut measured: Vec<Option<(ResultEntry, Vec<f64>)>> = vec![None; done.len()];
         let mut clocks: Option<[Clocks; 2]> = None;
-        for (preparation, turns) in self.preparations().enumerate() {
+        let (turns, ways) = (self.protocol.turns, self.ways.len());
+        let count = self.protocol.preparations.clamp(1, turns.max(1));
+        for preparation in 0..count {
             let mut contenders = Vec::new();
-            for profile in self.order(preparation) {
+            // Who comes first moves on, so that it is not always the same one that finds memory as the last
+            // case left it.
+            for profile in (0..ways).map(|i| (preparation + i) % ways) {
                 if done[profile].is_some() {
                     continue;
                 }
@@ -147,7 +146,8 @@ impl<'a, 'p> CaseRun<'a, 'p> {
             // Turns count on through the preparations, so who begins a turn moves on by itself;
             // another order here would shift that, and some profile would never begin.
             contenders.sort_by_key(|contender| contender.profile);
-            let now = self.take_turns(&mut contenders, turns.clone())?;
+            let turns = preparation * turns / count..(preparation + 1) * turns / count;
+            let now = self.take_turns(&mut contenders, turns)?;
             clocks =
                 clocks.zip(now).map(|([before, _], [_, after])| [before, after]).or(clocks).or(now);
             for Contender { profile, id, mut entry, samples, .. } in contenders {
@@ -170,20 +170,6 @@ impl<'a, 'p> CaseRun<'a, 'p> {
             }
         }
         Ok(clocks)
-    }
-
-    /// The turns of each preparation: about as many of each.
-    fn preparations(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let turns = self.protocol.turns;
-        let count = self.protocol.preparations.clamp(1, turns.max(1));
-        (0..count).map(move |i| i * turns / count..(i + 1) * turns / count)
-    }
-
-    /// All ways, as they are prepared; which comes first moves on, so that it is not always the
-    /// same one that finds memory as the last case left it.
-    fn order(&self, preparation: usize) -> impl Iterator<Item = usize> + use<> {
-        let count = self.ways.len();
-        (0..count).map(move |i| (preparation + i) % count)
     }
 
     fn ask(&mut self, profile: usize, request: &Request) -> Result<Reply, Fault> {
@@ -244,7 +230,7 @@ impl<'a, 'p> CaseRun<'a, 'p> {
             }
             None => return Ok(us),
         };
-        Err(Fault::failed(profile, reason))
+        Err(Fault { profile, status: Some(Status::Failed), reason })
     }
 
     /// A turn that counts, after its pace.
