@@ -104,7 +104,7 @@ pub enum LabError {
     Core(#[from] swiglu_core::Error),
 }
 
-/// Result with [`LabError`]: [`LabError::Io`] of whatever reads or writes files, and what else a function says.
+/// `Result` has a [`LabError`]: [`LabError::Io`] of whatever reads or writes files, and what else a function says.
 pub type Result<T, E = LabError> = std::result::Result<T, E>;
 
 impl LabError {
@@ -117,7 +117,7 @@ impl LabError {
         move |source| LabError::Io { action, path, source: source.into() }
     }
 
-    /// The file that it is about, if it is one.
+    /// It is about this file, if it is about one.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
             Self::Definition { path, .. } | Self::Record { path, .. } | Self::Io { path, .. } => {

@@ -57,7 +57,7 @@ impl<'a> Place<'a> {
         if holds { Ok(()) } else { Err(self.at(value.span(), message)) }
     }
 
-    /// A text without the blanks around it; an error unless it has words in it.
+    /// A sentence is a text without the blanks around it, and an error unless it has words in it.
     pub(crate) fn sentence(&self, what: &str, text: &Spanned<String>) -> Result<String> {
         let words = text.get_ref().trim();
         self.expect(!words.is_empty(), text, format!("{what} is empty: expected a sentence"))?;

@@ -312,7 +312,7 @@ fn counted(cases: usize) -> String {
     if cases == 1 { "1 case".into() } else { format!("{cases} cases") }
 }
 
-/// The first of many, and how many more there are.
+/// These are the first of many, and how many more there are.
 pub(crate) fn listed(all: &[String], most: usize) -> String {
     let named = all[..all.len().min(most)].join("; ");
     if all.len() > most { format!("{named}; and {} more", all.len() - most) } else { named }

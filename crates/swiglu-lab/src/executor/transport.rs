@@ -100,7 +100,7 @@ fn ended(command: &mut Command) -> Result<Output> {
     command.output().map_err(LabError::io("start the program", Path::new(&program)))
 }
 
-/// A directory as `tar` packs it, with these options: `-czf` for ways that are slow, else `-cf`. Compressing a program
+/// `tar` packs a directory with these options: `-czf` for ways that are slow, else `-cf`. Compressing a program
 /// takes seconds, copying it on one machine a fraction of one.
 pub(super) fn pack(dir: &Path, options: &str) -> Result<Vec<u8>> {
     let output = ended(Command::new("tar").arg("-C").arg(dir).args([options, "-", "."]))?;

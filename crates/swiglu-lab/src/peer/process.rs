@@ -25,7 +25,7 @@ const TAIL: u64 = 400;
 /// How long a peer may take to end after `quit`.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long a peer may be silent after those requests whose limit is not the same for all.
+/// A peer may be silent so long after requests whose limit is not the same for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Importing a framework takes long.

@@ -13,7 +13,7 @@ use crate::case::Case;
 const SUMMARY: [&str; 5] = ["median", "q1", "q3", "min", "n"];
 const ERROR: [&str; 3] = ["relative_frobenius", "frobenius_limit", "worst_ratio"];
 const CLOCKS: [&str; 3] = ["sm_mhz", "power_w", "cpu_mhz"];
-/// What stands first in a result.
+/// These stand first in a result.
 const NUMBERS: [&str; 3] = ["summary", "preparations", "error"];
 
 /// A record with rows in place of its cases and results; as it is, where some case has no results or some result no case.
@@ -56,7 +56,7 @@ pub(super) fn pack(mut record: Value) -> Value {
     record
 }
 
-/// The numbers of a result, and the rest of it without what its case says too.
+/// The numbers of a result stand apart from the rest, which leaves out what its case says too.
 fn split(result: &Value, own: Option<[(&str, f64); 2]>) -> (Vec<Value>, Value) {
     let mut fields = result.as_object().cloned().unwrap_or_default();
     fields.remove("case_key");
@@ -101,7 +101,7 @@ pub(super) fn unpack(mut record: Value) -> Option<Value> {
     Some(record)
 }
 
-/// The key of a case, and what its results have where they do not say otherwise.
+/// Results have this key of their case, and these amounts where they do not say otherwise.
 fn case_of(facts: &Value) -> Option<(String, [(&'static str, f64); 2])> {
     let case: Case = serde_json::from_value(facts["case"].clone()).ok()?;
     Some((case.key(), [("bytes", case.compulsory_bytes()), ("flops", case.flops())]))

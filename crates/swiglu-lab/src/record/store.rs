@@ -18,7 +18,7 @@ const TEMPORARY: &str = ".unfinished-";
 /// Stands between a run's name and what makes the name of an unfinished file its own.
 const UNFINISHED_END: &str = "-part-";
 
-/// What to do with JSON that is no record.
+/// This is to be done with JSON that is no record.
 const ELSEWHERE: &str = "move it elsewhere";
 
 /// A directory of records.
@@ -239,7 +239,7 @@ fn laid_out(value: &Value, depth: usize) -> String {
 /// `YYYY-MM-DD`.
 const DATE_LEN: usize = 10;
 
-/// The name of a run's file, which begins with the date that `time` does; a run's id made of the date would repeat it.
+/// A run's file has this name. It begins with the date that `time` does, which a run's id made of it would repeat.
 fn name_of(time: &str, experiment: &str, run_id: &str) -> String {
     let date = time.get(..DATE_LEN).unwrap_or_default();
     let run = run_id.strip_prefix(date).and_then(|rest| rest.strip_prefix('-')).unwrap_or(run_id);

@@ -14,7 +14,7 @@ pub(super) fn path(id: &str) -> String {
     format!("decisions/{id}.html")
 }
 
-/// All of them, for a page in the root of the site.
+/// Decisions are listed for a page in the root of the site.
 pub(super) fn list(decisions: &[Decision], verdicts: &BTreeMap<String, Verdict>) -> Markup {
     html! {
         @if decisions.is_empty() { p { "There are none." } }

@@ -130,7 +130,7 @@ fn figures(subject: &str, verdict: &RecordVerdict, record: &Record, case: &Case)
     }
 }
 
-/// Adds a table, whose heads have `|` between them.
+/// This adds a table, whose heads have `|` between them.
 fn push_table(out: &mut String, heads: &str, rows: impl Iterator<Item = Vec<String>>) {
     let rule = "---|".repeat(heads.split('|').count());
     *out += &format!("\n| {} |\n|{rule}\n", heads.replace('|', " | "));

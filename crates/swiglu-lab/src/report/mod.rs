@@ -39,7 +39,7 @@ pub struct Entry {
     pub records: Vec<Opened>,
     /// Of each record, how many commits to the backend came after it; none where nobody knows.
     pub ages: Vec<Option<u64>>,
-    /// Why files are no believable records.
+    /// These say which files are no believable records.
     pub refused: Vec<LabError>,
 }
 

@@ -62,8 +62,8 @@ pub(super) fn badge(state: VerdictState) -> Markup {
     html! { span class={ "badge " (class) } { span aria-hidden="true" { (sign) " " } (state) } }
 }
 
-/// A plot with its title and description, in both widths, of which the stylesheet shows one; nothing if there
-/// is nothing to plot.
+/// A plot is drawn in both widths, of which the stylesheet shows one, with its title and description; there is
+/// no figure if there is nothing to plot.
 pub(super) fn figure(
     [title, description]: [String; 2],
     draw: impl Fn(Width) -> Option<Canvas>,
@@ -91,7 +91,7 @@ pub(super) fn key(series: usize, label: &str) -> Markup {
 /// The head of a column, and whether numbers are below it.
 pub(super) type Column = (Markup, bool);
 
-/// Heads in words, with `|` between them; those of numbers begin with `#`.
+/// Heads are words with `|` between them; those of numbers begin with `#`.
 pub(super) fn columns(heads: &str) -> Vec<Column> {
     let column = |head: &str| (head.trim_start_matches('#').render(), head.starts_with('#'));
     heads.split('|').map(column).collect()

@@ -36,7 +36,7 @@ fn claimed(entry: &Entry, verdict: &RecordVerdict) -> Vec<Bar> {
     e.cases.iter().filter_map(bar).collect()
 }
 
-/// What such bars are of, and what they show.
+/// These texts say what such bars are of, and what they show.
 fn said(entry: &Entry, bars: &[Bar]) -> [String; 2] {
     let claim = &entry.experiment.claim;
     let (limit, behind) = (claim.kind.limit(), bars.iter().filter(|b| b.series > 0).count());
@@ -44,7 +44,7 @@ fn said(entry: &Entry, bars: &[Bar]) -> [String; 2] {
     [format!("{}, case by case", claim.subject), description]
 }
 
-/// The claim's ratios at a glance.
+/// It shows the claim's ratios at a glance.
 pub(super) fn thumb(entry: &Entry) -> Option<Markup> {
     let bars = claimed(entry, entry.verdict.decisive()?);
     let [title, description] = said(entry, &bars);
@@ -52,7 +52,7 @@ pub(super) fn thumb(entry: &Entry) -> Option<Markup> {
     Some(PreEscaped(drawn.finish(&title, &description)))
 }
 
-/// The claim's ratios in full.
+/// It shows the claim's ratios in full.
 pub(super) fn answer(entry: &Entry, verdict: &RecordVerdict) -> Option<Markup> {
     let claim = &entry.experiment.claim;
     let limit = claim.kind.limit();

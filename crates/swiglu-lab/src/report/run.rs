@@ -16,7 +16,7 @@ fn stem(opened: &Opened) -> String {
     format!("{}--{}", opened.record.machine.name, file_stem(&opened.path))
 }
 
-/// Its place in the site as `html`, and that of the record itself as `json`.
+/// Its page lies here in the site as `html`, and the record itself as `json`.
 pub(super) fn path(opened: &Opened, extension: &str) -> String {
     format!("runs/{}.{extension}", stem(opened))
 }
@@ -49,7 +49,7 @@ fn executed(e: &Executed) -> String {
     listed(known).unwrap_or_default()
 }
 
-/// What is known of several things; none if nothing is.
+/// This lists what is known of several things, if anything is.
 fn listed(known: impl IntoIterator<Item = Option<String>>) -> Option<String> {
     let known: Vec<_> = known.into_iter().flatten().collect();
     (!known.is_empty()).then(|| known.join(", "))

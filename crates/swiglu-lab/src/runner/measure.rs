@@ -29,7 +29,7 @@ const MAX_SAMPLES: usize = 1 << 16;
 pub(super) struct CaseRun<'a, 'p> {
     case: &'a Case,
     profiles: &'a [&'a ProfileDef],
-    /// All ways of all profiles.
+    /// These are all ways of all profiles.
     ways: Vec<ProfileDef>,
     protocol: &'a ProtocolUsed,
     settle: Duration,
@@ -44,7 +44,7 @@ pub(super) struct Outcome {
     pub(super) broken: bool,
 }
 
-/// Why a way was not measured.
+/// This is why a way was not measured.
 struct Fault {
     profile: usize,
     /// What becomes of it; none where its peer is gone, and with it what its other profiles had.

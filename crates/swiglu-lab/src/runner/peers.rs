@@ -27,7 +27,7 @@ pub(crate) struct Peers<'a> {
     states: BTreeMap<String, Result<PeerProcess, Absent>>,
     crashes: BTreeMap<String, (u32, String)>,
     pub(crate) versions: BTreeMap<String, BTreeMap<String, String>>,
-    /// An accelerator as a peer calls it; of the CPU the machine's own facts are better.
+    /// A peer calls the accelerator so; of the CPU the machine's own facts are better.
     pub(crate) device_name: Option<String>,
     next_id: u64,
 }

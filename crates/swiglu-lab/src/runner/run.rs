@@ -87,7 +87,7 @@ impl<'a> Run<'a> {
         Ok(Finished { path: self.path, record: self.record, stopped })
     }
 
-    /// Whether it was asked to stop, or its time is over.
+    /// It was asked to stop, or its time is over.
     fn is_over(&self) -> bool {
         let is_late = |limit| self.begun.elapsed() >= limit;
         self.options.is_stopped() || self.options.time_limit.is_some_and(is_late)

@@ -15,7 +15,7 @@ fn profile(role: Role) -> ProfileDef {
     ProfileDef { id: "p".into(), role, ..ProfileDef::default() }
 }
 
-/// A profile of another with an option.
+/// This is a profile of another with an option.
 fn told(option: &str, value: impl Into<serde_json::Value>) -> ProfileDef {
     let options = serde_json::Map::from_iter([(option.to_owned(), value.into())]);
     ProfileDef { options, ..profile(Role::Peer) }

@@ -8,7 +8,7 @@ use crate::record::Interval;
 pub struct Bar {
     /// Its name.
     pub label: String,
-    /// What its end is labelled with in a narrow plot and in a wide one, for example `1.20×`.
+    /// Its end is labelled so in a narrow plot and in a wide one, for example `1.20×`.
     pub values: [String; 2],
     /// The ratio with its interval.
     pub ratio: Interval,
@@ -24,7 +24,7 @@ const BESIDE: f64 = 282.0;
 const THUMB: (f64, f64) = (240.0, 56.0);
 
 impl Bar {
-    /// Bars below each other, from `from` to either side; none if there is nothing to draw.
+    /// Bars lie below each other, from `from` to either side; there is no plot of nothing.
     pub fn chart(bars: &[Self], from: f64, width: Width) -> Option<Canvas> {
         let bars = usable(bars);
         let values = spread(&bars, from)?;

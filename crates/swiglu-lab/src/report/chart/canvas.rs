@@ -109,10 +109,10 @@ impl Axis {
     }
 }
 
-/// An axis, and the values that are labelled on it.
+/// These values are labelled on an axis.
 type Ticks<'a> = (&'a Axis, &'a mut dyn Iterator<Item = (f64, String)>);
 
-/// A plot in the making.
+/// `Canvas` is a plot in the making.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Canvas {
     size: (f64, f64),

@@ -5,8 +5,8 @@ use crate::format::si;
 use crate::profile::Ceiling;
 
 impl Series {
-    /// Results, operations per second over operations per byte, under the ceilings of the machine they ran
-    /// on: a slope for the bytes of its memory, levels for its arithmetic. None without a result, or without
+    /// Results lie under the ceilings of the machine they ran on, operations per second over operations per
+    /// byte: memory's is a slope, those of arithmetic are levels. There is no plot without a result, or without
     /// memory's ceiling to see it under.
     pub fn roofline(
         all: &[Self],

@@ -13,13 +13,13 @@ const TICKS: [f64; 17] =
     [0.01, 0.02, 0.05, 0.1, 0.2, 0.33, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0, 3.0, 5.0, 10.0, 20.0];
 
 impl Series {
-    /// Whether some points of a way are below what is drawn over sizes.
+    /// Some points of it are below what is drawn over sizes.
     pub fn is_below(&self) -> bool {
         self.usable().any(|(_, y)| y < LOWEST)
     }
 
-    /// Ratios over a size, a line for each series: above 1 is faster than the baseline. None without at
-    /// least two sizes to compare.
+    /// Each series is a line of ratios over a size: above 1 is faster than the baseline. There is no plot
+    /// without at least two sizes to compare.
     pub fn sweep(all: &[Self], width: Width) -> Option<Canvas> {
         let points = || all.iter().flat_map(Series::usable);
         let mut sizes: Vec<f64> = points().map(|(x, _)| x).collect();
