@@ -72,11 +72,10 @@ pub(crate) fn ratio(
     if n < 2 {
         return None;
     }
-    let mean = |drawn: &mut dyn Iterator<Item = f64>| drawn.sum::<f64>() / n as f64;
-    let all = mean(&mut logs.iter().copied());
-    let draw = |r: usize, i: usize| (bits(seed, (r * n + i) as u64) % n as u64) as usize;
+    let all = logs.iter().sum::<f64>() / n as f64;
+    let draw = |r: usize, i: usize| logs[(bits(seed, (r * n + i) as u64) % n as u64) as usize];
     let mut draws: Vec<f64> = (0..REPLICATES)
-        .map(|r| mean(&mut (0..n).map(|i| logs[draw(r, i)])) - all)
+        .map(|r| (0..n).map(|i| draw(r, i)).sum::<f64>() / n as f64 - all)
         .map(|off| value * (off * stretch(n)).exp())
         .collect();
     draws.sort_unstable_by(f64::total_cmp);

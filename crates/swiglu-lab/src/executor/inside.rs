@@ -61,11 +61,9 @@ impl Executed {
             let more = new.iter().filter(|name| !old.contains(name));
             old.iter().chain(more).cloned().collect::<Vec<_>>()
         };
-        let other_jobs = match (&before.other_jobs, &self.other_jobs) {
-            (Some(old), Some(new)) => Some(union(old, new)),
-            // What could not be asked once is not known.
-            _ => None,
-        };
+        // What could not be asked once is not known.
+        let other_jobs = before.other_jobs.as_ref().zip(self.other_jobs.as_ref());
+        let other_jobs = other_jobs.map(|(old, new)| union(old, new));
         let exclusive = before.exclusive.zip(self.exclusive).map(|(old, new)| old && new);
         let nodes = union(&before.nodes, &self.nodes);
         Self { nodes, other_jobs, exclusive, resumed: before.resumed + 1, ..self }

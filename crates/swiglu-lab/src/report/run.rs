@@ -9,7 +9,9 @@ use crate::definition::Experiment;
 use crate::files::file_stem;
 use crate::format::{error, interval, number, si, time};
 use crate::profile::KernelCounters;
-use crate::record::{Clocks, Executed, Opened, Profiled, QUICK, Record, ResultEntry, Status};
+use crate::record::{
+    Clocks, Executed, Opened, Profiled, ProtocolUsed, QUICK, Record, ResultEntry, Status,
+};
 
 /// The record's file without its folder and extension, after the machine's name.
 fn stem(opened: &Opened) -> String {
@@ -79,17 +81,15 @@ fn facts(r: &Record) -> Markup {
         let memory = c.memory.iter().map(|c| format!("{} {}", c.name, si(c.per_second, "B/s")));
         memory.chain(c.compute.iter().map(|c| format!("{} {}", c.name, si(c.per_second, "FLOP/s"))))
     });
-    let pace = match (r.protocol.pace.rest_ms, r.protocol.pace.warm_ms) {
+    let ProtocolUsed { turns, budget_us, seed, preparations, pace, quick } = r.protocol;
+    let pace = match (pace.rest_ms, pace.warm_ms) {
         (0, 0) => String::new(),
         (rest, warm) => format!(" after {rest} ms of rest and {warm} ms of its own calls"),
     };
+    let quick = if quick { format!("{QUICK}; ") } else { String::new() };
     let protocol = format!(
-        "{}{} turns of at most {} µs per profile{pace}, interleaved, over {} preparations; seed {:#x}",
-        if r.protocol.quick { format!("{QUICK}; ") } else { String::new() },
-        r.protocol.turns,
-        r.protocol.budget_us,
-        r.protocol.preparations,
-        r.protocol.seed,
+        "{quick}{turns} turns of at most {budget_us} µs per profile{pace}, interleaved, over {preparations} \
+         preparations; seed {seed:#x}"
     );
     let complete = if r.complete { "" } else { ", not complete" };
     let mut rows: Vec<(&str, Option<String>)> = vec![

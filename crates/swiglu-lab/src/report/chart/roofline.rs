@@ -50,11 +50,8 @@ impl Series {
         let mut labels = vec![(text, "start", ((a + 10.0).min(room), b + 14.0))];
         for ceiling in levels {
             let level = ceiling.per_second;
-            canvas.line(
-                Ink::Text,
-                2,
-                &[at((level / slope).clamp(left, right), level), at(right, level)],
-            );
+            let from = (level / slope).clamp(left, right);
+            canvas.line(Ink::Text, 2, &[at(from, level), at(right, level)]);
             // The highest level is labelled above its line, the others below: they are close.
             let off = if Some(level) == highest { -5.0 } else { 14.0 };
             let (a, b) = at(right, level);
