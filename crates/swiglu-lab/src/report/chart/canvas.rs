@@ -77,24 +77,6 @@ pub fn glyph(series: usize) -> &'static str {
     SIGNS[series % SIGNS.len()].0
 }
 
-/// What one way of computing the cases came to.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Series {
-    /// Its name.
-    pub label: String,
-    /// Colour and marker.
-    pub series: usize,
-    /// From left to right.
-    pub points: Vec<(f64, f64)>,
-}
-
-impl Series {
-    /// Those that have a place on logarithmic axes.
-    pub(super) fn usable(&self) -> impl Iterator<Item = (f64, f64)> {
-        self.points.iter().copied().filter(|&(x, y)| positive(x) && positive(y))
-    }
-}
-
 /// A logarithmic axis: from the lowest to the highest value between two pixels.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Axis {

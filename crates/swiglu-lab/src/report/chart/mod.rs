@@ -3,11 +3,11 @@
 
 mod bars;
 mod canvas;
-mod roofline;
-mod sweep;
+mod series;
 
 pub use bars::Bar;
-pub use canvas::{Canvas, Series, Width, glyph};
+pub use canvas::{Canvas, Width, glyph};
+pub use series::Series;
 
 /// The variables that plots refer to.
 pub const PALETTE: &str = include_str!("palette.css");
