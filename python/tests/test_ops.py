@@ -268,9 +268,26 @@ def test_operators_of_compiled_training(i):
     batch = torch.stack([plain[0], 2 * plain[0]])
     for made, expected in zip(torch.vmap(lambda x: saving(x, *plain[1:], activation))(batch), saving(batch, *plain[1:], activation)):
         torch.testing.assert_close(made, expected)
+    grads = torch.stack([given[0], 2 * given[0], -given[0]])
+    one, *rest = given
+    for batched, made in [
+        (lambda i: grads[i], torch.vmap(lambda g: backward(g, *rest))(grads)),
+        (lambda i: one, torch.vmap(lambda w: backward(one, *rest[:2], w, *rest[3:]))(torch.stack([rest[2]] * 3))),
+    ]:
+        for i in range(3):
+            torch.testing.assert_close(made[i], backward(batched(i), *rest))
+    with pytest.raises(ValueError, match="grad: expected"):
+        backward(one.to("meta")[..., :-1], *(t.to("meta") if isinstance(t, torch.Tensor) else t for t in rest))
     downs = torch.stack([plain[3], 2 * plain[3]])
     made, _ = torch.vmap(lambda w: saving(*plain[:3], w, *plain[4:], activation))(downs)
     torch.testing.assert_close(made[1], saving(*plain[:3], downs[1], *plain[4:], activation)[0])
+
+
+def test_compiled_training_without_features():
+    leaves = [tensor(*s, grad=True) for s in [(3, 4), (0, 4), (0, 4), (4, 0)]]
+    y = torch.ops.swiglu.mlp_saving(*leaves, None, None, None, "swiglu")[0]
+    assert torch.equal(y, torch.zeros_like(y))
+    assert [g.shape for g in torch.autograd.grad(y.sum(), leaves)] == [t.shape for t in leaves]
 
 
 def test_subsets_of_gradients_of_compiled_training():
@@ -587,7 +604,7 @@ def test_inductor(tmp_path, monkeypatch):
 
 def test_compiled_code_is_told_from_what_else_is_traced():
     def told(x):
-        return x + 1 if _door.compiled() else x + 2
+        return x + 1 if _door.compiling() else x + 2
 
     class Module(torch.nn.Module):
         def forward(self, x):

@@ -108,6 +108,10 @@ g, u, dh = kept[0].astype(float), kept[1].astype(float), dy.astype(float) @ w_do
 near(into[0], dh * u * sigmoid(g) * (1 + g * (1 - sigmoid(g))), 1e-4)
 near(into[1], dh * g * sigmoid(g), 1e-4)
 near(into[2], g * sigmoid(g) * u, 1e-4)
+without = empty((2, 5, 96))
+layer.backward_gate_up_on(
+    place, where(dy), *map(where, again), *map(where, without), None, lent(layer.backward_bytes(5)))
+assert np.array_equal(without, into[:2])
 
 try:
     _native.cuda_activation(place, act, None, None, where(gate[:, ::2]), where(up[:, ::2]), where(h))

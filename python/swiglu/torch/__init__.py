@@ -254,8 +254,8 @@ def mlp(
             made = _training.block(x, parts, name, layout, False, keeps)
             if made is not None:
                 return made
-        elif keeps and _door.compiled():
-            made = _training.compiled(x, parts, name, layout)
+        elif keeps and _door.compiling():
+            made = _training.in_graph(x, parts, name, layout)
             if made is not None:
                 return made
         if keeps or _door.transformed():

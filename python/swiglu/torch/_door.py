@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
-_PLAIN = (Tensor, Parameter)
+PLAIN = (Tensor, Parameter)
 _C = torch._C
 
 
@@ -61,7 +61,7 @@ def nothing_in_force() -> bool:
     )
 
 
-def compiled() -> bool:
+def compiling() -> bool:
     """Dynamo traces what is to run here, outside of PyTorch's transforms, and not for an export, which keeps the operator."""
     # The flag is there since 2.7. Its function `is_exporting` is true in all that Dynamo traces, up to 2.11 or so, and the stack of
     # transforms is never empty there.
@@ -102,7 +102,7 @@ def plain(*tensors: Optional[Tensor]) -> bool:
     """Tensors of PyTorch's own, on a CPU or a CUDA device."""
     known = _KEYS or _known_keys()
     for t in tensors:
-        if t is not None and (type(t) not in _PLAIN or _keys_of(t).raw_repr() not in known):
+        if t is not None and (type(t) not in PLAIN or _keys_of(t).raw_repr() not in known):
             return False
     return True
 

@@ -443,14 +443,14 @@ def _autocast(name: str, device: str, key: "torch._C.DispatchKey", overload: str
 # vmap: rows of a batch are rows. Weights with a batch of their own are taken one by one.
 
 
-def _front(t: Any, dim: Optional[int], size: int) -> Any:
+def front(t: Any, dim: Optional[int], size: int) -> Any:
     if not isinstance(t, Tensor):
         return t
     return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
 def _moved(name: str, info: Any, in_dims: Tuple[Optional[int], ...], args: Tuple[Any, ...]) -> List[Any]:
-    moved = [_front(t, dim, info.batch_size) for t, dim in zip(args, in_dims)]
+    moved = [front(t, dim, info.batch_size) for t, dim in zip(args, in_dims)]
     if any(isinstance(t, Tensor) and t.dim() == 1 for t in moved):
         raise shape_error(name, "[..., H] in each of the batch", "scalars")
     return moved

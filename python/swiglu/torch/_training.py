@@ -6,6 +6,7 @@ computed again, to the same bits. The other products are PyTorch's. Compiled cod
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
@@ -230,8 +231,7 @@ def _fake_saving(
 def _saving_backward(
     grad: Tensor, w_gate: Tensor, w_up: Optional[Tensor], w_down: Tensor, kept: Tensor, activation: str
 ) -> Tensor:
-    _check.expect_alike("grad", grad, kept)
-    _check.expect_shape("grad", grad, (*kept.shape[:-1], w_down.shape[0]))
+    _expect_grad(grad, kept, w_down)
     arranged = _kernels._arranged((w_gate, w_up, w_down, None, None, None), "gate-first")
     why = _composed_because(grad, arranged)
     if why is None:
@@ -254,8 +254,8 @@ def _saving_gradient(ctx: Any, grad: Tensor, _: Any) -> Tuple[Optional[Tensor], 
     (activation,), _ = ctx.how
     want_x, want_gate, want_up, want_down, want_b_gate, want_b_up, want_b_down, *_ = ctx.needs_input_grad
     ops = torch.ops.swiglu
-    dy = grad.reshape(-1, grad.shape[-1])
-    rows = kept.reshape(-1, kept.shape[-1])
+    tokens = math.prod(kept.shape[:-1])
+    dy, rows = (t.reshape(tokens, t.shape[-1]) for t in (grad, kept))
     d_down = dy.t() @ ops.glu(rows, activation, "gate-first", None) if want_down else None
     wanted = want_x, want_gate, want_up, want_b_gate, want_b_up
     grads: List[Optional[Tensor]] = [None] * 5
@@ -266,8 +266,27 @@ def _saving_gradient(ctx: Any, grad: Tensor, _: Any) -> Tuple[Optional[Tensor], 
     return dx, d_w_gate, d_w_up, d_down, d_b_gate, d_b_up, dy.sum(0) if want_b_down else None, None
 
 
-def _fake_saving_backward(grad: Tensor, w_gate: Tensor, w_up: Any, w_down: Any, kept: Tensor, activation: str) -> Tensor:
+def _expect_grad(grad: Tensor, kept: Tensor, w_down: Tensor) -> None:
+    _check.expect_alike("grad", grad, kept)
+    _check.expect_shape("grad", grad, (*kept.shape[:-1], w_down.shape[0]))
+    _check.expect_shape("kept", kept, (*kept.shape[:-1], 2 * w_down.shape[1]))
+
+
+def _fake_saving_backward(
+    grad: Tensor, w_gate: Tensor, w_up: Optional[Tensor], w_down: Tensor, kept: Tensor, activation: str
+) -> Tensor:
+    _expect_grad(grad, kept, w_down)
     return kept.new_empty(kept.shape)
+
+
+def _vmap_backward(info: Any, in_dims: Tuple[Optional[int], ...], *args: Any) -> Any:
+    """The gradient of the result and what was kept are rows; weights with a batch of their own are taken one by one."""
+    grad, w_gate, w_up, w_down, kept, activation = args
+    of_grad, *of_weights, of_kept, _ = in_dims
+    if any(dim is not None for dim in of_weights):
+        return _ops.vmap_layer("mlp_saving_backward")(info, in_dims, *args)
+    grad, kept = (_ops.front(t, dim, info.batch_size) for t, dim in ((grad, of_grad), (kept, of_kept)))
+    return torch.ops.swiglu.mlp_saving_backward(grad, w_gate, w_up, w_down, kept, activation), 0
 
 
 _HOW = "str activation"
@@ -279,17 +298,23 @@ _GRADS = f"Tensor grad, Tensor w_gate, Tensor? w_up, Tensor w_down, Tensor kept,
 _ops.define(
     "mlp_saving_backward", _GRADS, "Tensor", _saving_backward, _fake_saving_backward, _ops.no_second_gradient
 )
-for _name in ("mlp_saving", "mlp_saving_backward"):
-    torch.library.register_vmap(f"swiglu::{_name}", _ops.vmap_layer(_name), lib=_ops.LIBRARY)
+torch.library.register_vmap("swiglu::mlp_saving", _ops.vmap_layer("mlp_saving"), lib=_ops.LIBRARY)
+torch.library.register_vmap("swiglu::mlp_saving_backward", _vmap_backward, lib=_ops.LIBRARY)
 
 
-def compiled(x: Tensor, parts: Parts, activation: str, layout: str) -> Optional[Tensor]:
-    """The block in code that is compiled, of tensors that fit each other, or None where PyTorch's maps compute it."""
+def in_graph(x: Tensor, parts: Parts, activation: str, layout: str) -> Optional[Tensor]:
+    """The block in code that is compiled, of tensors that fit each other, or None where PyTorch's maps compute it: they take
+    sub-classes that know linear maps alone, and lie open to the compiler."""
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
-    dtype = torch.get_autocast_dtype("cuda") if _door.autocasts() else x.dtype
-    if not x.is_cuda or dtype not in HALVES or w_down is None or w_down.shape[0] != w_gate.shape[1]:
+    casts = torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
+    dtype = torch.get_autocast_dtype("cuda") if casts else x.dtype
+    if not x.is_cuda or dtype not in HALVES or w_down is None or torch.version.hip is not None:
         return None
-    if x.dim() == 0 or x.shape[-1] == 0 or w_up is None and layout != "gate-first":
+    if not all(t is None or type(t) in _door.PLAIN for t in (x, *parts)):
+        return None
+    if x.dim() == 0 or x.shape[-1] == 0 or w_gate.shape[0] == 0 or w_up is None and layout != "gate-first":
+        return None
+    if isinstance(_kernels._arranged(parts, layout), str):
         return None
     y: Tensor = torch.ops.swiglu.mlp_saving(x, w_gate, w_up, w_down, b_gate, b_up, b_down, activation)[0]
     return y

@@ -102,7 +102,12 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> Result<Ver
     let (problem, why_decoded) = match (weights, case.as_ref().and_then(Case::problem)) {
         (Some(weights), _) => of_file(args, weights, &device)?,
         (None, Some(problem)) => (problem, None),
-        (None, None) => bail!("{}: nothing plans it", args.op),
+        (None, None) => {
+            bail!(
+                "{}: nothing plans it",
+                case.map_or_else(|| args.op.to_string(), |c| c.to_string())
+            )
+        }
     };
     let explained = |problem: Problem| {
         let explanation = device.explain(problem, None);
