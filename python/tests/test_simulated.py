@@ -111,6 +111,7 @@ near(into[2], g * sigmoid(g) * u, 1e-4)
 without = empty((2, 5, 96))
 layer.backward_gate_up_on(
     place, where(dy), *map(where, again), *map(where, without), None, lent(layer.backward_bytes(5)))
+wait()
 assert np.array_equal(without, into[:2])
 
 try:
