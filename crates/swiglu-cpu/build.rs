@@ -1,5 +1,5 @@
 //! Tells the library whether it is compiled with optimisation, which is for the program's workspace to say, and which façades
-//! have kernels: each takes as long to compile as all the rest.
+//! have kernels, which are most of what it takes to compile.
 //!
 //! `SWIGLU_CPU_NATIVE=1` leaves those away that this processor could not run, `SWIGLU_CPU_NATIVE=widest` also those that it
 //! would not choose.
