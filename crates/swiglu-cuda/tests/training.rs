@@ -6,9 +6,9 @@
 use crate::common::{self, judge_gradients};
 use swiglu_core::conformance::{Case, GradientCase, Lie, gradient_suite};
 use swiglu_core::{
-    Accumulate, Activation, Arrangement, DType, Element, GateUpWeights, GatedLinearParams, Matrix,
-    MlpParams, Numerics, Op, Orientation, Path, Rounding, SavePolicy, WeightLayout, bf16, bounds,
-    f16, random,
+    Accumulate, Activation, Arrangement, DType, Element, GateUpRef, GateUpWeights,
+    GatedLinearParams, Matrix, MlpParams, Numerics, Op, Orientation, Path, Rounding, SavePolicy,
+    WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cuda::{
     Cuda, CudaBackend, CudaError, DeviceBuffer, DeviceGatedLinearParams, DeviceGradientsMut,
@@ -472,5 +472,44 @@ fn scratch_memory_of_the_caller_is_what_was_said() {
                 }
             }
         }
+    }
+}
+
+/// Gradients of gate and up are the same bits where h has no place, fused and step by step; with one it is within its bound.
+#[test]
+fn h_is_written_where_it_has_a_place() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    let [m, k, h] = [40, 64, 136];
+    let case = Case::new(Op::Mlp, [0, k, h], DType::Bf16);
+    let parameters = swiglu_core::conformance::Parameters::<bf16>::new(&case).unwrap();
+    let host = |seed, cols| random::normal_matrix::<bf16>(seed, m, cols, 1.0).unwrap();
+    let there = |host: &Matrix<bf16>| DeviceMatrix::from_host(&stream, host.view()).unwrap();
+    let (gate, up) = (host(2, h), host(3, h));
+    let [dy, gate_there, up_there] = [&host(1, k), &gate, &up].map(there);
+    let inputs = GateUpRef::separate(gate.view(), up.view()).unwrap();
+    for path in [None, Some(Path::Unfused)] {
+        let layer = match path {
+            None => Mlp::new(&cuda, &parameters.mlp()),
+            Some(path) => Mlp::with_path(&cuda, &parameters.mlp(), path),
+        };
+        let layer = layer.unwrap();
+        let run = |wants_h: bool| {
+            let mut to = [(); 3].map(|()| DeviceMatrix::<bf16>::new(&stream, m, h).unwrap());
+            to.iter_mut().for_each(|matrix| matrix.buffer_mut().poison(0xFF).unwrap());
+            let [d_gate, d_up, h] = &mut to;
+            let kept = [gate_there.view(), up_there.view()];
+            let grads = [d_gate.view_mut(), d_up.view_mut()];
+            let h = wants_h.then(|| h.view_mut());
+            layer.backward_gate_up(&stream, dy.view(), kept, grads, h, None).unwrap();
+            to.map(|matrix| matrix.to_host().unwrap())
+        };
+        let ([d_gate, d_up, made], [alone_gate, alone_up, left]) = (run(true), run(false));
+        assert!(d_gate == alone_gate && d_up == alone_up, "{path:?}");
+        assert!(d_gate.as_slice().iter().all(|v| v.to_f32().is_finite()), "{path:?}");
+        assert!(left.as_slice().iter().all(|v| v.to_f32().is_nan()), "{path:?} wrote h");
+        let problem = layer.plan(m).problem;
+        let bound = bounds::activation(&problem.activation, problem.numerics, &inputs).unwrap();
+        assert!(bound.judge(made.view()).unwrap().passed(), "{path:?}");
     }
 }
