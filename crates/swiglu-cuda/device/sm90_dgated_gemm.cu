@@ -3,18 +3,18 @@
 // never in memory, and h need not be kept from the forward pass.
 //
 // The operands of the main loop are dy, for x, and Wd, whose outputs are here what is summed over. In ping-pong one
-// consumer runs the epilogue while the other multiplies. The epilogue goes through its tile slab by slab, 64 rows of a
-// panel: TMA brings gate and up to one of SLOTS places, in the order of the consumer's fragments they are read, replaced
-// by their gradients where they stand, and leave through TMA, h from a place of its own. Who waits for whom, per slab:
-//   1. the leader until the last slab's stores have read shared memory; then it asks for the slab SLOTS - 1 further
-//   2. all at the consumer's barrier: h's place is free, and the slab that was asked for overwrites nothing in use
-//   3. all for gate and up (the slot's mbarrier)
+// team of consumers runs the epilogue while the other multiplies. A consumer goes through its rows of the tile slab by slab,
+// 64 rows of a panel: TMA brings gate and up, in the order of the consumer's fragments they are read, replaced by their
+// gradients where they stand, and leave through TMA, h from a place of its own. Who waits for whom, per slab:
+//   1. the leader until the last slab's stores have read shared memory; then it asks for this one
+//   2. all at the consumer's barrier: h's place is free
+//   3. all for gate and up (the consumer's mbarrier)
 //   4. all, with their writes fenced, at the consumer's barrier; the leader stores
-// The first slabs of a tile are asked for before it is multiplied: every earlier read of their slots is behind 4.
+// The first slab of a tile is asked for before it is multiplied: every earlier read of its place is behind 4.
 // Slabs without rows or columns are passed over by all. The gradients may replace gate and up in memory: a slab is stored
 // after it was read, and no other slab has the same elements.
 //
-// Compile-time, besides what sm90_gemm.cuh and gate.cuh name: SLOTS, 1 or more.
+// Compile-time: what sm90_gemm.cuh and gate.cuh name.
 //
 // Floors: 2·M·H·K FLOP, 4096 per cycle and SM, so 12·K cycles for a tile of 128 × 192; of memory 10 bytes for each
 // element of h, 8 without it. What was measured: docs/kernels/sm90_dgated_gemm.md.
@@ -23,9 +23,11 @@
 
 static_assert(kOperands == 1 && kPingPong && kCluster == 1, "a plain product, hidden behind another");
 static_assert(kPanel == 64, "slabs are 64 columns of the 128-byte swizzle");
-constexpr int kSlots = SLOTS;
 constexpr int kSlabBytes = 64 * kPitch;
-constexpr int kConsumerBytes = (2 * kSlots + 1) * kSlabBytes;
+constexpr int kConsumerBytes = 3 * kSlabBytes;
+// Of four consumers each has few registers beside its sums. Then a branch keeps the compiler from computing the next
+// columns too: up to 24 bytes of spills of the longest formula otherwise.
+constexpr bool kGuarded = kConsumers == 4 && !kFast && CLAMP;
 
 struct alignas(64) Sm90DgatedGemmParams {
   Operands operands;
@@ -37,12 +39,12 @@ struct alignas(64) Sm90DgatedGemmParams {
 
 class Dgated {
   const Sm90DgatedGemmParams& p;
-  const u32 shared, barriers;
+  const u32 gate_and_up, barrier;
   const int consumer;
   u32 done = 0;  // slabs of the tiles before
 
  public:
-  static constexpr int kBytes = kConsumers * kConsumerBytes, kBarriers = kConsumers * kSlots;
+  static constexpr int kBytes = kConsumers * kConsumerBytes, kBarriers = kConsumers;
 
   INLINE static void initialise(const Sm90DgatedGemmParams& p, u32 barriers) {
     for (int i = 0; i < kBarriers; ++i) ptx::barrier_init(barriers + 8 * i, 1);
@@ -55,8 +57,8 @@ class Dgated {
 
   INLINE Dgated(const Sm90DgatedGemmParams& p, u32 shared, u32 barriers, int consumer)
       : p(p),
-        shared(shared + consumer * kConsumerBytes),
-        barriers(barriers + 8 * kSlots * consumer),
+        gate_and_up(shared + consumer * kConsumerBytes),
+        barrier(barriers + 8 * consumer),
         consumer(consumer) {}
 
   template <int WIDTH>
@@ -67,15 +69,15 @@ class Dgated {
       for (int i = 0; i < WIDTH / 2; ++i) d[b][i] = 0.0f;
     }
     if (threadIdx.x % 128 != 0) return;
-    const Slabs slabs(p.operands.extents, tile, WIDTH);
+    const Slabs slabs(p.operands.extents, own_rows(tile), WIDTH);
     ptx::bulk_wait_read<0>();
-    for (int s = 0; s < kSlots && s < slabs.count(); ++s) ask_for(slabs, s);
+    if (slabs.count() > 0) ask_for(slabs, 0);
   }
 
   template <int WIDTH>
   INLINE void finish(const Sums<WIDTH>& d, Tile tile) {
     const bool leader = threadIdx.x % 128 == 0;
-    const Slabs slabs(p.operands.extents, tile, WIDTH);
+    const Slabs slabs(p.operands.extents, own_rows(tile), WIDTH);
 #pragma unroll
     for (int panel = 0; panel < WIDTH / kPanel; ++panel) {
 #pragma unroll
@@ -85,19 +87,18 @@ class Dgated {
         if (s > 0) {
           if (leader) {
             ptx::bulk_wait_read<0>();
-            if (s - 1 + kSlots < slabs.count()) ask_for(slabs, s - 1 + kSlots);
+            ask_for(slabs, s);
           }
           consumer_barrier(consumer);
         }
-        const u32 turn = done + s;
-        ptx::barrier_wait(barrier(turn), turn / kSlots & 1);
-        differentiate<WIDTH>(d[b], panel, slot(turn));
+        ptx::barrier_wait(barrier, (done + s) & 1);
+        differentiate<WIDTH>(d[b], panel, p.operands.extents.features - slabs.column(s));
         ptx::fence_async_shared();
         consumer_barrier(consumer);
         if (leader) {
           const int column = slabs.column(s), row = slabs.row(s);
-          ptx::tensor_store(&p.gate_grad, slot(turn), column, row);
-          ptx::tensor_store(&p.up_grad, slot(turn) + kSlabBytes, column, row);
+          ptx::tensor_store(&p.gate_grad, gate_and_up, column, row);
+          ptx::tensor_store(&p.up_grad, gate_and_up + kSlabBytes, column, row);
           if (p.stores_h) ptx::tensor_store(&p.h, place_of_h(), column, row);
           ptx::bulk_commit();
         }
@@ -111,7 +112,12 @@ class Dgated {
   }
 
  private:
-  // Those of a tile that have rows and columns, blocks of 64 rows innermost.
+  INLINE Tile own_rows(Tile tile) const {
+    tile.row = consumer_row(tile, consumer);
+    return tile;
+  }
+
+  // Those of a tile that have rows and columns, blocks of 64 rows innermost; none where no row is the consumer's.
   struct Slabs {
     Tile tile;
     int panels, blocks;
@@ -129,23 +135,21 @@ class Dgated {
     INLINE int row(int s) const { return tile.row + s % blocks * 64; }
   };
 
-  INLINE u32 slot(u32 turn) const { return shared + turn % kSlots * (2 * kSlabBytes); }
-  INLINE u32 place_of_h() const { return shared + kSlots * (2 * kSlabBytes); }
-  INLINE u32 barrier(u32 turn) const { return barriers + 8 * (turn % kSlots); }
+  INLINE u32 place_of_h() const { return gate_and_up + 2 * kSlabBytes; }
 
   // Asks for gate and up of slab s, by one thread.
   INLINE void ask_for(const Slabs& slabs, int s) const {
-    const u32 turn = done + s;
-    ptx::barrier_arrive_expect(barrier(turn), 2 * kSlabBytes);
-    ptx::tensor_load(slot(turn), &p.gate, barrier(turn), slabs.column(s), slabs.row(s));
-    ptx::tensor_load(slot(turn) + kSlabBytes, &p.up, barrier(turn), slabs.column(s), slabs.row(s));
+    ptx::barrier_arrive_expect(barrier, 2 * kSlabBytes);
+    ptx::tensor_load(gate_and_up, &p.gate, barrier, slabs.column(s), slabs.row(s));
+    ptx::tensor_load(gate_and_up + kSlabBytes, &p.up, barrier, slabs.column(s), slabs.row(s));
   }
 
-  // Replaces gate and up of a slab by their gradients, and writes h.
+  // Replaces gate and up of a slab by their gradients, and writes h; `columns` of it exist, or more.
   template <int WIDTH>
-  INLINE void differentiate(const float (&d)[WIDTH / 2], int panel, u32 gate_and_up) const {
+  INLINE void differentiate(const float (&d)[WIDTH / 2], int panel, int columns) const {
 #pragma unroll
     for (int j = 0; j < kPanel / 8; j += 2) {
+      if (kGuarded && 8 * j >= columns) continue;
       const u32 at = place_in_panel(0, 0, j);
       u32 gate[4], up[4], h[4];
       ptx::load_matrix_x4(gate, gate_and_up + at);

@@ -1,19 +1,19 @@
 // The main loop of Hopper's GEMM kernels: persistent and warp-specialised, with what becomes of the sums left to an
 // epilogue.
 //
-// One producer thread feeds a ring of STAGES tiles of x and of OPERANDS matrices of weights through TMA; two consumer
-// warpgroups multiply with wgmma. Cooperating they take 64 rows of a tile each; in ping-pong (PING_PONG = 1) they take
-// whole tiles in turn, and one runs its epilogue while the other multiplies. The tiles of a stage's weights lie behind
-// each other, so one instruction of N = OPERANDS·TILE_H columns multiplies all of them, and what belongs to an output
-// meets in the same thread, registers d[i] and d[i + TILE_H/2].
+// One producer thread feeds a ring of STAGES tiles of x and of OPERANDS matrices of weights through TMA; CONSUMERS
+// warpgroups multiply with wgmma. Those of a team share the rows of a tile: all of them, or in ping-pong (PING_PONG = 1)
+// half, of which one team runs its epilogue while the other multiplies the next tile. The tiles of a stage's weights lie
+// behind each other, so one instruction of N = OPERANDS·TILE_H columns multiplies all of them, and what belongs to an
+// output meets in the same thread, registers d[i] and d[i + TILE_H/2].
 //
 // Whole waves of tiles rarely end where the features do. With TAIL_H > 0 the columns from `full_columns` on are
 // cut into narrower tiles of TAIL_H, which come last: the host chooses both so that the fullest SM has the least to do.
 //
 // Compile-time: ELEMENT 1|2; ORIENTATION 0 = weights [out, in], 1 = [in, out]; OPERANDS 1|2; TILE_H output columns per
 // tile; CLUSTER blocks, 1 or 2, that compute tiles below each other and share the weights; STAGES; TAIL_H as above or 0;
-// SHARED_BYTES as the host computed them. M, H and K are run-time values, K > 0; TMA fills what lies outside with zeros,
-// so that no extent needs padding.
+// SHARED_BYTES as the host computed them; CONSUMERS 2|4, by default 2. M, H and K are run-time values, K > 0; TMA fills what
+// lies outside with zeros, so that no extent needs padding.
 //
 // An epilogue is a class, of which each consumer thread has an object:
 //   kBytes of shared memory behind the ring, from a multiple of 1024 on, and kBarriers behind the ring's: of the block
@@ -24,6 +24,10 @@
 //   void end()                                 after the last tile
 #pragma once
 #include "tiles.cuh"
+
+#ifndef CONSUMERS
+#define CONSUMERS 2
+#endif
 
 constexpr int kTileM = 128;
 constexpr int kTileK = 64;                 // 128 bytes: one row of the 128-byte swizzle
@@ -42,11 +46,12 @@ static_assert(kTileH % 16 == 0 && kOperands * kTileH <= 256, "whole panels; one 
 constexpr int kTailH = TAIL_H;
 static_assert(kTailH == 0 || (kTailH < kTileH && kTailH % kPanel == 0), "whole panels, as those of full tiles");
 
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kConsumersPerTile = kPingPong ? 1 : kConsumers;
+constexpr int kConsumers = CONSUMERS;  // warpgroups
+constexpr int kConsumersPerTile = kPingPong ? kConsumers / 2 : kConsumers;  // those of a team
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kRowsPerConsumer = kTileM / kConsumersPerTile;
 constexpr int kBlocks = kRowsPerConsumer / 64;  // of the rows of one instruction
+static_assert(kBlocks > 0 && kRowsPerConsumer % 64 == 0, "rows of whole instructions");
 
 constexpr int kXBytes = kTileM * kTileK * 2;
 constexpr int kOperandBytes = kTileH * kTileK * 2;
@@ -190,20 +195,25 @@ INLINE void release_stage(const Ring& ring, u32 step) {
   }
 }
 
-// Ping-pong: a consumer multiplies when the other has taken the last stage of its tile. Without this
+// Which team a consumer is of, and which part of the rows is its own.
+INLINE int team_of(int consumer) { return kPingPong ? consumer / kConsumersPerTile : 0; }
+INLINE int part_of(int consumer) { return kPingPong ? consumer % kConsumersPerTile : consumer; }
+
+// Ping-pong: a team multiplies when the other has taken the last stage of its tile. Without this
 // it would see the barriers of stages that are not its own: they tell only odd rounds from even ones.
-INLINE void wait_for_turn(int consumer) {
-  if (consumer == 0) {
-    ptx::named_barrier<3>(256);
+constexpr int kTurns = 1 + kConsumers;  // the first id behind those of `consumer_barrier`
+INLINE void wait_for_turn(int team) {
+  if (team == 0) {
+    ptx::named_barrier<kTurns>(128 * kConsumers);
   } else {
-    ptx::named_barrier<4>(256);
+    ptx::named_barrier<kTurns + 1>(128 * kConsumers);
   }
 }
-INLINE void give_turn(int consumer) {
-  if (consumer == 0) {
-    ptx::named_barrier_arrive<3>(256);
+INLINE void give_turn(int team) {
+  if (team == 0) {
+    ptx::named_barrier_arrive<kTurns>(128 * kConsumers);
   } else {
-    ptx::named_barrier_arrive<4>(256);
+    ptx::named_barrier_arrive<kTurns + 1>(128 * kConsumers);
   }
 }
 
@@ -212,11 +222,11 @@ template <int WIDTH>
 using Sums = float[kBlocks][kOperands * WIDTH / 2];
 
 // Multiplies one tile; stages are given back one step late, when their instructions have retired.
-// `more`: whether the other consumer has a tile after this one.
+// `more`: whether the other team has a tile after this one.
 template <int WIDTH, class Ring>
 INLINE void multiply(Sums<WIDTH>& d, const Ring& ring, u32& step, int steps, int consumer, bool more) {
-  if constexpr (kPingPong) wait_for_turn(consumer);
-  const int first_row = kPingPong ? 0 : consumer * kRowsPerConsumer;
+  if constexpr (kPingPong) wait_for_turn(team_of(consumer));
+  const int first_row = part_of(consumer) * kRowsPerConsumer;
   for (int i = 0; i < steps; ++i, ++step) {
     ptx::barrier_wait(ring.full_barrier(step), Ring::parity(step));
     const u32 stage = ring.stage(step);
@@ -237,23 +247,23 @@ INLINE void multiply(Sums<WIDTH>& d, const Ring& ring, u32& step, int steps, int
     ptx::wgmma_wait<1>();
     if (i > 0) release_stage(ring, step - 1);
   }
-  if (kPingPong && more) give_turn(1 - consumer);
+  if (kPingPong && more) give_turn(1 - team_of(consumer));
   ptx::wgmma_wait<0>();
   release_stage(ring, step - 1);
 }
 
 // First row of a tile that is the consumer's.
 INLINE int consumer_row(Tile tile, int consumer) {
-  return tile.row + (kPingPong ? 0 : consumer * kRowsPerConsumer);
+  return tile.row + part_of(consumer) * kRowsPerConsumer;
 }
 
 // The consumer's own barrier, with an immediate id.
+template <int FIRST = 0>
 INLINE void consumer_barrier(int consumer) {
-  if (consumer == 0) {
-    ptx::named_barrier<1>(128);
-  } else {
-    ptx::named_barrier<2>(128);
+  if constexpr (FIRST + 1 < kConsumers) {
+    if (consumer != FIRST) return consumer_barrier<FIRST + 1>(consumer);
   }
+  ptx::named_barrier<1 + FIRST>(128);
 }
 
 // Where 16 bytes of a panel's row lie in it, in units of as many: the swizzle exchanges them by lines of 128 bytes.
@@ -276,9 +286,9 @@ INLINE void consume(const Operands& p, const Ring& ring, int consumer, Epilogue&
   const Tiles tiles(p);
   const int steps = k_steps(p.extents), stride = gridDim.x / kCluster;
   // In ping-pong every other tile of the block, and of its stages those of that tile.
-  const int first = kPingPong ? consumer : 0;
+  const int first = kPingPong ? team_of(consumer) : 0;
   u32 step = first * steps;
-  if (kPingPong && consumer == 1) give_turn(0);
+  if (kPingPong && first == 1) give_turn(0);
   for (int t = blockIdx.x / kCluster + first * stride; t < tiles.count;
        t += (kPingPong ? 2 : 1) * stride) {
     tiles.with(t, [&](auto width, Tile tile) {
@@ -321,16 +331,17 @@ INLINE void gemm(const Params& p) {
     __syncthreads();
   }
   ptx::grid_dependency_wait();
-  // 40 + 2·232 registers per thread triple are the 504 that three warpgroups of 168 start with.
+  // Of two consumers 40 + 2·232 registers are the 504 that three warpgroups of 168 start with, of four 24 + 4·112 fit into the
+  // 480 of five of 96.
   const u32 warpgroup = warpgroup_number();
   if (warpgroup == 0) {
-    ptx::registers_release<40>();
+    ptx::registers_release<kConsumers == 2 ? 40 : 24>();
     if (threadIdx.x < 32 && ptx::elect()) {
       produce(p.operands, ring);
       ptx::grid_dependency_launch();
     }
   } else {
-    ptx::registers_request<232>();
+    ptx::registers_request<kConsumers == 2 ? 232 : 112>();
     Epilogue epilogue(p, ring.epilogue(), ring.epilogue_barriers(), warpgroup - 1);
     consume(p.operands, ring, warpgroup - 1, epilogue);
   }

@@ -12,7 +12,7 @@ use super::gated_gemm::{Extents, Form, Multiplier, counted};
 use super::raster;
 use super::sm90_gated_gemm::Cut;
 use super::sm90_gemm::{
-    CONSUMERS, Operands, TILE_K, TILE_M, clusters, persistent, shared_bytes, stages_beside,
+    Operands, TILE_K, TILE_M, clusters, persistent, shared_bytes, stages_beside,
 };
 use super::tensor_map::{Boxes, PANEL, TensorMap, addressable, writable};
 use crate::device::cuda::Cuda;
@@ -27,18 +27,18 @@ pub(super) static FILE: KernelFile =
 /// Rows of a slab, of which 64 columns are a panel.
 const SLAB_ROWS: usize = 64;
 
-/// Columns of h per tile, and how many slabs of gate and up a consumer has room for.
+/// Columns of h per tile, and consumers, half of which are a team.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Config {
     tile_h: usize,
-    slots: usize,
+    consumers: usize,
 }
 
 impl Config {
     /// The most arithmetic per byte.
-    pub(crate) const WIDE: Config = Config { tile_h: 192, slots: 1 };
-    /// With the next slab on its way: for small K, where the epilogue takes as long as the products.
-    pub(crate) const NARROW: Config = Config { tile_h: 128, slots: 2 };
+    pub(crate) const WIDE: Config = Config { tile_h: 192, consumers: 2 };
+    /// With an epilogue of twice as many warps: for small K, where it takes as long as the products.
+    pub(crate) const NARROW: Config = Config { tile_h: 128, consumers: 4 };
     /// All of them.
     pub(crate) const ALL: [Config; 2] = [Self::WIDE, Self::NARROW];
 
@@ -49,8 +49,9 @@ impl Config {
 
     /// Tile sizes and the like, by name.
     pub(crate) fn parameters(self) -> [(&'static str, usize); 4] {
-        let Self { tile_h, slots } = self;
-        [("tile_m", TILE_M), ("tile_h", tile_h), ("stages", self.stages()), ("slots", slots)]
+        let Self { tile_h, consumers } = self;
+        let stages = self.stages();
+        [("tile_m", TILE_M), ("tile_h", tile_h), ("stages", stages), ("consumers", consumers)]
     }
 
     /// What its cost follows from: one matrix of weights is the work of two with half as many columns.
@@ -67,8 +68,7 @@ impl Config {
     }
 
     fn epilogue_bytes(self) -> usize {
-        let slabs = CONSUMERS * (2 * self.slots + 1);
-        slabs * SLAB_ROWS * PANEL as usize * 2 + 8 * CONSUMERS * self.slots
+        self.consumers * (3 * SLAB_ROWS * PANEL as usize * 2 + 8)
     }
 
     fn stages(self) -> usize {
@@ -90,9 +90,9 @@ impl Config {
 }
 
 impl fmt::Display for Config {
-    /// `sm90_dgated_gemm 128x192 2 slots`.
+    /// `sm90_dgated_gemm 128x192 2 consumers`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sm90_dgated_gemm {TILE_M}x{} {} slots", self.tile_h, self.slots)
+        write!(f, "sm90_dgated_gemm {TILE_M}x{} {} consumers", self.tile_h, self.consumers)
     }
 }
 
@@ -156,8 +156,8 @@ fn variant(config: Config, tail: usize, code: GateCode, orientation: Orientation
             define("TAIL_H", tail),
             define("CLUSTER", 1usize),
             define("PING_PONG", true),
+            define("CONSUMERS", config.consumers),
             define("STAGES", config.stages()),
-            define("SLOTS", config.slots),
             define("SHARED_BYTES", config.shared_bytes()),
         ],
     )
@@ -230,7 +230,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
     };
     let narrow = (features - full_columns).div_ceil(tail.max(1));
     let tiles = rows * (full_columns.div_ceil(config.tile_h) + narrow);
-    let launch = persistent(cuda, tiles, 1, config.shared_bytes());
+    let launch = persistent(cuda, tiles, 1, config.consumers, config.shared_bytes());
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
     unsafe { enqueue(stream, &function, &launch, &params) }
 }

@@ -279,7 +279,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         epilogue: call.epilogue(),
     };
     let shared = config.shared_bytes(layout.saves);
-    let launch = persistent(cuda, tiles, config.cluster, shared);
+    let launch = persistent(cuda, tiles, config.cluster, CONSUMERS, shared);
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
     unsafe { enqueue(stream, &function, &launch, &params) }
 }

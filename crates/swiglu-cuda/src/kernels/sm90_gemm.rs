@@ -7,8 +7,8 @@ use crate::device::launch::LaunchConfig;
 
 pub(super) const TILE_M: usize = 128;
 pub(super) const TILE_K: usize = 64;
+/// Warpgroups that multiply; some forms have more.
 pub(super) const CONSUMERS: usize = 2;
-const THREADS: u32 = 384;
 /// What a block can have on sm_90.
 pub(super) const SHARED_LIMIT: usize = 232_448;
 
@@ -38,12 +38,18 @@ pub(super) struct Operands<const N: usize> {
     pub(super) extents: Extents,
 }
 
-/// A launch of persistent blocks, a cluster for each so many SMs or for each tile.
-pub(super) fn persistent(cuda: &Cuda, tiles: usize, cluster: usize, shared: usize) -> LaunchConfig {
+/// A launch of persistent blocks of so many consumers, a cluster for each so many SMs or for each tile.
+pub(super) fn persistent(
+    cuda: &Cuda,
+    tiles: usize,
+    cluster: usize,
+    consumers: usize,
+    shared: usize,
+) -> LaunchConfig {
     let blocks = tiles.min(clusters(cuda, cluster)) * cluster;
     LaunchConfig {
         grid: [blocks as u32, 1, 1],
-        block: THREADS,
+        block: 128 * (1 + consumers as u32),
         dynamic_shared: shared as u32,
         cluster: (cluster > 1).then_some(cluster as u32),
         // It waits before it reads or writes anything. Graphs can hold such launches since then.
