@@ -223,6 +223,13 @@ struct Heuristic {
   int reserved[4];
 };
 constexpr uint64_t ALGORITHM_MARK = 0x6d697371736c;
+// CUBLASLT_MATMUL_TILE_*, CUBLASLT_CLUSTER_SHAPE_*: 128x256 and 128x128 in clusters of 2x1, 128x160 alone and in 1x2.
+struct Configuration {
+  uint32_t tile;
+  uint16_t cluster;
+};
+constexpr Configuration CONFIGURATIONS[] = {{23, 3}, {29, 2}, {20, 3}, {29, 5}};
+constexpr int PROPOSALS = 4;
 
 template <class T>
 Status destroy(T* p) {
@@ -336,7 +343,7 @@ SIM_API int cublasLtMatmulPreferenceDestroy(Preference* preference) { return des
 SIM_API int cublasLtMatmulPreferenceSetAttribute(Preference* p, int attribute, const void* value,
                                                  size_t bytes) {
   if (p == nullptr || value == nullptr) return INVALID_VALUE;
-  // The others restrict a choice among algorithms of which there is one.
+  // The others restrict a choice among algorithms that are all the same here.
   return attribute == 1 ? put(p->workspace, value, bytes) : SUCCESS;
 }
 
@@ -351,11 +358,37 @@ SIM_API int cublasLtMatmulAlgoGetHeuristic(int* handle, const Operation* o, cons
     return INVALID_VALUE;
   }
   if (Status s = check(*o, *a, *b, *c, *d); s != SUCCESS) return s;
-  results[0] = {};
-  results[0].algorithm.data[0] = ALGORITHM_MARK;
-  results[0].waves = 1;
-  *count = 1;
+  // All compute the same; they differ by the configuration that they say they have.
+  *count = std::min(requested, PROPOSALS);
+  for (int i = 0; i < *count; ++i) {
+    results[i] = {};
+    results[i].algorithm.data[0] = ALGORITHM_MARK;
+    results[i].algorithm.data[1] = static_cast<uint64_t>(i);
+    results[i].waves = 1;
+  }
   return SUCCESS;
+}
+
+SIM_API int cublasLtMatmulAlgoConfigGetAttribute(const Algorithm* algorithm, int attribute,
+                                                 void* value, size_t bytes, size_t* written) {
+  if (algorithm == nullptr || algorithm->data[0] != ALGORITHM_MARK || value == nullptr) {
+    return INVALID_VALUE;
+  }
+  const Configuration& of = CONFIGURATIONS[algorithm->data[1]];
+  const auto give = [&](auto number) -> int {
+    if (bytes != sizeof number) return INVALID_VALUE;
+    std::memcpy(value, &number, sizeof number);
+    if (written != nullptr) *written = sizeof number;
+    return SUCCESS;
+  };
+  switch (attribute) {
+    case 1:
+      return give(of.tile);
+    case 8:
+      return give(of.cluster);
+    default:
+      return NOT_SUPPORTED;
+  }
 }
 
 SIM_API int cublasLtMatmulAlgoCheck(int* handle, const Operation* o, const Layout* a,

@@ -49,6 +49,10 @@ functions! {
         ) -> c_int;
     }
     optional {
+        // Without it the first proposal is taken.
+        fn cublasLtMatmulAlgoConfigGetAttribute = "cublasLtMatmulAlgoConfigGetAttribute"(
+            *const Algorithm, c_int, *mut c_void, usize, *mut usize
+        ) -> c_int;
         // Only shown to people.
         fn cublasLtGetStatusName = "cublasLtGetStatusName"(c_int) -> *const c_char;
         fn cublasLtGetStatusString = "cublasLtGetStatusString"(c_int) -> *const c_char;
@@ -90,6 +94,17 @@ mod preference {
     /// Of A; those of B, C and D follow.
     pub(super) const MIN_ALIGNMENT_A_BYTES: i32 = 5;
 }
+
+/// `cublasLtMatmulAlgoConfigAttributes_t`.
+mod config {
+    pub(super) const TILE: i32 = 1;
+    pub(super) const CLUSTER: i32 = 8;
+}
+/// `CUBLASLT_MATMUL_TILE_128x128` and `_128x160`.
+const SHORT_TILES: [u32; 2] = [20, 29];
+/// `CUBLASLT_CLUSTER_SHAPE_2x1x1` and `_1x2x1`.
+const PAIRS: [u16; 2] = [3, 5];
+
 /// Parts of a long sum are added in the type that they were accumulated in. The library's default
 /// also admits adding them in the type of the output: several roundings to 8 bits in bf16.
 const REDUCTION_COMPUTE_TYPE: u32 = 2;
@@ -110,6 +125,26 @@ pub(super) struct Choice {
     pub(super) state: c_int,
     waves: f32,
     reserved: [c_int; 4],
+}
+
+impl Api {
+    /// Whether an algorithm has tiles of 128 × 128 or 128 × 160 in clusters of two.
+    pub(super) fn has_short_tiles(&self, algorithm: &Algorithm) -> bool {
+        let tile = self.config(algorithm, config::TILE);
+        let cluster = self.config(algorithm, config::CLUSTER);
+        tile.is_some_and(|tile| SHORT_TILES.contains(&tile))
+            && cluster.is_some_and(|cluster| PAIRS.contains(&cluster))
+    }
+
+    fn config<V: Copy + Default>(&self, algorithm: &Algorithm, attribute: i32) -> Option<V> {
+        let get = self.cublasLtMatmulAlgoConfigGetAttribute?;
+        let (mut value, mut written) = (V::default(), 0);
+        // SAFETY: a place of the size that is given, which the library refuses if the attribute has another.
+        let status = unsafe {
+            get(algorithm, attribute, (&raw mut value).cast(), size_of::<V>(), &mut written)
+        };
+        (status == 0 && written == size_of::<V>()).then_some(value)
+    }
 }
 
 /// `cudaDataType_t`.

@@ -191,6 +191,45 @@ fn a_problem_is_prepared_once_whatever_its_layer() {
     assert_eq!(lt.prepared.read().unwrap().len(), 3);
 }
 
+/// The simulated library proposes larger tiles first, then short ones alone, in clusters of two the third.
+#[test]
+fn gradients_of_weights_of_few_tokens_take_short_tiles_where_they_are_proposed() {
+    let Some(cuda) = common::device() else { return };
+    if common::has_gpu() || cuda.arch() != Arch::Sm90a {
+        return swiglu_testing::not_run("what a device's own cuBLASLt proposes is not known");
+    }
+    let lt = Lt::new(&cuda).unwrap();
+    let transposed = Product { transposed: true, ..Product::default() };
+    let takes_short = |[m, k, n]: [usize; 3], dtype, product| {
+        let strides = [m, n, n];
+        let (transpose, alignments) = (Transpose::No, [256; 4]);
+        let key = Key {
+            m,
+            n,
+            k,
+            dtype,
+            out: dtype,
+            strides,
+            transpose,
+            product,
+            bias: false,
+            alignments,
+        };
+        lt.api.has_short_tiles(&lt.prepare(&key).unwrap().algorithm)
+    };
+    let bf16 = DType::Bf16;
+    assert!(takes_short([1024, 1024, 2048], bf16, transposed));
+    assert!(takes_short([2048, 1, 1024], DType::F16, Product { accumulate: true, ..transposed }));
+    for (shape, dtype, product) in [
+        ([1024, 1032, 2048], bf16, transposed),
+        ([896, 1024, 2048], bf16, transposed),
+        ([2048, 1024, 896], bf16, transposed),
+        ([2048, 1024, 2048], DType::F32, transposed),
+    ] {
+        assert!(!takes_short(shape, dtype, product), "{shape:?} of {dtype}");
+    }
+}
+
 #[test]
 fn what_cannot_be_multiplied_is_refused() {
     let Some(cuda) = common::device() else { return };
