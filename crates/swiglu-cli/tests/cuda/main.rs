@@ -271,7 +271,7 @@ fn explain_backward_has_an_algorithm_for_each_step() {
         let name = |of: &Value| of.as_str().expect("a name").to_owned();
         taken.map(|step| (name(&step["step"]), name(&step["name"]))).collect::<Vec<_>>()
     };
-    let differentiated = "sm90_dgated_gemm 128x128 2 slots";
+    let differentiated = "sm90_dgated_gemm 128x128 4 consumers";
     let products = ["dx", "dw_gate, dw_up", "dw_down"].map(|step| (step, "cublaslt"));
     let expected = [&[("dgate, dup, h", differentiated)], &products[..]].concat();
     let expected: Vec<_> =
