@@ -46,7 +46,7 @@ def said(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def expect_count(what: str, given: Any, least: int = 0) -> int:
+def expect_count(what: str, given: Any, least: int = 0, most: int = 2**63 - 1) -> int:
     """A whole number from ``least`` on, which numpy's are too."""
     count = None
     if not isinstance(given, bool) and hasattr(given, "__index__"):
@@ -54,8 +54,9 @@ def expect_count(what: str, given: Any, least: int = 0) -> int:
             count = int(given.__index__())
         except TypeError:
             pass
-    if count is None or not least <= count < 2**63:
-        raise wrong(what, f"a whole number from {least} on", said(given if count is None else count))
+    if count is None or not least <= count <= most:
+        until = " on" if most == 2**63 - 1 else f" to {most}"
+        raise wrong(what, f"a whole number from {least}{until}", said(given if count is None else count))
     return count
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 _KINDS = ("mlp", "gated_linear")
+#: Plans of more take as long as there are tiles of them.
+_MOST_TOKENS = 2**31 - 1
 #: Tensors that ``names`` of :func:`load` can name.
 _TENSORS = ("gate", "up", "down", "gate_up", "gate_bias", "up_bias", "gate_up_bias", "down_bias")
 
@@ -117,11 +119,11 @@ class Layer:
 
     def plan(self, tokens: int) -> str:
         """How so many tokens will be computed."""
-        return self._native.plan(expect_count("tokens", tokens))
+        return self._native.plan(expect_count("tokens", tokens, most=_MOST_TOKENS))
 
     def explain(self, tokens: int = 1) -> Explanation:
         """The plan, what it was chosen from, and what the problem costs at least."""
-        text, data = self._native.explain(expect_count("tokens", tokens))
+        text, data = self._native.explain(expect_count("tokens", tokens, most=_MOST_TOKENS))
         return Explanation(text, json.loads(data))
 
     def __copy__(self) -> "Layer":

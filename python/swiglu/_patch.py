@@ -45,6 +45,10 @@ class Found:
     #: The most that can be taken over, and why not more.
     level: str
     why: Optional[str]
+    #: What its class computes with, what the class of its activation does, and plain attributes that either may go by.
+    forward: Any = None
+    act_forward: Any = None
+    attributes: Tuple[Tuple[str, Any], ...] = ()
 
     @property
     def packed(self) -> bool:
@@ -131,7 +135,18 @@ def _activation_of(act: Any) -> str:
     raise _Left(f"its activation {name} is none of ours")
 
 
+#: How all linear maps are called and compute. What somebody had replaced before is told by where it is defined.
+_LINEAR_CALL, _LINEAR_FORWARD = nn.Linear.__call__, nn.Linear.forward
+_PYTORCHS = _LINEAR_CALL.__module__ == nn.Module.__module__ and _LINEAR_FORWARD.__module__ == nn.Linear.__module__
+
+
+def _maps_replaced() -> bool:
+    return nn.Linear.forward is not _LINEAR_FORWARD or nn.Linear.__call__ is not _LINEAR_CALL
+
+
 def _check_linear(name: str, linear: Any) -> None:
+    if not _PYTORCHS or _maps_replaced():
+        raise _Left("torch.nn.Linear has another forward than PyTorch's")
     if type(linear) is not nn.Linear:
         kind = type(linear)
         raise _Left(f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain torch.nn.Linear")
@@ -192,6 +207,14 @@ def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
     """Why a call must go the original way: what may have changed since a module was patched."""
     if any(_HOOKS_OF_ALL):
         return "there are hooks of all modules"
+    if level != "activation" and _maps_replaced():
+        return "torch.nn.Linear has another forward now"
+    if _original(module) is not found.forward:
+        return "its class has another forward now"
+    for name, was in found.attributes:
+        now = getattr(module, name, None)
+        if now is not was and not _same(now, was):
+            return f"its {name} is another one now"
     children = module._modules
     act = children.get(found.act_name)
     if act is None:
@@ -203,6 +226,8 @@ def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
             return "its activation has hooks"
         if "forward" in act.__dict__:
             return "its activation has a forward of its own"
+        if type(act).forward is not found.act_forward:
+            return "the class of its activation has another forward now"
         if type(act) is nn.GELU and (act.approximate == "none") != (found.activation == "geglu"):
             return "its activation is another one now"
     # Maps that are called may be whatever they have become.
@@ -219,6 +244,27 @@ def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
     return None
 
 
+def _same(now: Any, was: Any) -> bool:
+    """Plain values that are equal. Of anything else nobody knows what its comparison costs, or says."""
+    return type(now) is type(was) and type(now) in (bool, int, float, str, tuple) and bool(now == was)
+
+
+def _attributes(module: nn.Module) -> Tuple[Tuple[str, Any], ...]:
+    """What a forward may go by that is no module and no tensor: attributes of a module, and values that its class has."""
+    cls = type(module)
+    names = {name: None for name in module.__dict__ if name not in _OF_MODULES and not name.startswith("_swiglu")}
+    for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
+        for name, value in vars(base).items():
+            # What is called, or computes what it gives, is part of the class, as its forward is.
+            if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
+                names[name] = None
+    return tuple((name, getattr(module, name)) for name in names if hasattr(module, name))
+
+
+#: What every module has, and what changes without a change of what is computed.
+_OF_MODULES = frozenset((*nn.Module().__dict__, "forward", "_replicate_for_data_parallel", "_is_hf_initialized"))
+
+
 def _looks_like_one(module: nn.Module) -> bool:
     children = module._modules
     return "down_proj" in children and ("gate_up_proj" in children or {"gate_proj", "up_proj"} <= set(children))
@@ -233,6 +279,7 @@ def recognise(module: nn.Module) -> Found:
     """The parts of a Llama-like block. Raises ``SwigluError`` with the reason where it is none that can be computed."""
     try:
         found = _recognise(_check.expect_module("module", module))
+        _no_hooks("the module", module)
         if found.level != "block":
             raise _Left(found.why)
         return found
@@ -270,7 +317,8 @@ def _recognise_plain(module: nn.Module) -> Found:
     activation = _activation_of(act)
     _expect_same(module, linears, activation)
     level, why = _level_of(module, linears)
-    return Found(linears, activation, act, names[0], level, why)
+    of_act = type(act).forward if isinstance(act, nn.Module) else None
+    return Found(linears, activation, act, names[0], level, why, _original(module), of_act, _attributes(module))
 
 
 def _level_of(module: nn.Module, linears: Tuple[str, ...]) -> Tuple[str, Optional[str]]:
@@ -393,6 +441,8 @@ def _forward(self: Any, *args: Any, **named: Any) -> Tensor:
     else:
         changed = "it was called with something else than one tensor"
     changed = changed or _changed(self, found, patch.level)
+    if changed is None and getattr(x, "is_nested", False):
+        changed = "x is a nested tensor"
     if changed is not None:
         ops._kernels.note("patched block", "original", changed)
         original: Tensor = _original(self)(self, *args, **named)

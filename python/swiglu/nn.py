@@ -37,7 +37,8 @@ class GLU(nn.Module):
         return ops.glu(x, self.activation, layout=self.layout, numerics=self.numerics)
 
     def extra_repr(self) -> str:
-        return f"{self.activation}, {self.layout}"
+        numerics = "" if self.numerics is None else f", numerics={self.numerics}"
+        return f"{self.activation}, {self.layout}{numerics}"
 
 
 class _Gated(nn.Module):

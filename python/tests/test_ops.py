@@ -5,6 +5,7 @@ One file, because each kind of test goes through one list of operators."""
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 
 import pytest
@@ -534,6 +535,16 @@ def test_what_the_dispatcher_does_is_not_passed_by(device):
 
 
 # Transforms.
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="not run: no g++")
+def test_compiled_code_that_is_cpp_calls_operators():
+    if Here.device != "cpu":
+        pytest.skip("not run: it is compiled for a CPU")
+    torch._dynamo.reset()
+    x = tensor(3, 8)
+    both = torch.compile(lambda x: ops.glu(ops.silu_mul(x, x)), fullgraph=True, options={"cpp_wrapper": True})
+    torch.testing.assert_close(both(x), ops.glu(ops.silu_mul(x, x)))
 
 
 def test_compile_has_one_graph_for_changing_tokens():

@@ -55,6 +55,22 @@ class Scaled(Block):
         return 0.5 * super().forward(x)
 
 
+class ScaledLater(Block):
+    """What its forward computes follows attributes, one of them its class's."""
+
+    shift = 0.0
+
+    def __init__(self, **how):
+        super().__init__(**how)
+        self.scale = 1.0
+        self.drop = 0.0
+        self.limits = [1e30]
+
+    def forward(self, x):
+        y = super().forward(x) * self.scale + self.shift
+        return nn.functional.dropout(y.clamp(max=self.limits[0]), self.drop, self.training)
+
+
 class Clamped(Block):
     def forward(self, x):
         return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=10)) * self.up_proj(x))
@@ -240,6 +256,70 @@ def test_what_changes_after_patching_is_noticed(change, level):
         torch.testing.assert_close(model(x), twin(x))
 
 
+@pytest.mark.parametrize(
+    "name, value", [("scale", 3.0), ("shift", 1.0), ("drop", 1.0), ("limits", [0.1]), ("scale", torch.tensor(2.0))]
+)
+@pytest.mark.parametrize("level", ["block", "activation"])
+def test_attributes_that_change_after_patching_are_noticed(name, value, level):
+    torch.manual_seed(5)
+    model, x = ScaledLater(), tensor(3, 8)
+    twin = copy.deepcopy(model)
+    assert swiglu.patch(model, level=level).patched
+    # Equal values are no change, nor is what others hang on a module, its mode, or a copy.
+    model.scale = float("1")
+    model._somebody = object()
+    for module in (model, copy.deepcopy(model).eval()):
+        module(x)
+        assert ops.explain_last().way != "original", ops.explain_last()
+    for module in (model, twin):
+        setattr(module, name, value)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), twin(x))
+    assert name in ops.explain_last().reason
+    setattr(model, name, {"scale": 1.0, "shift": 0.0, "drop": 0.0}.get(name, None))
+    if name != "limits":
+        model(x)
+        assert ops.explain_last().way != "original"
+
+
+def test_a_value_of_the_class_is_noticed(monkeypatch):
+    model, x = ScaledLater(), tensor(3, 8)
+    swiglu.patch(model)
+    monkeypatch.setattr(ScaledLater, "shift", 2.0)
+    y = model(x)
+    swiglu.unpatch(model)
+    torch.testing.assert_close(y, model(x))
+
+
+@pytest.mark.parametrize("cls, name", [(nn.Linear, "forward"), (nn.Linear, "__call__"), (nn.SiLU, "forward"), (Block, "forward")])
+@pytest.mark.parametrize("before", [True, False])
+def test_forwards_that_are_replaced_for_a_whole_class_are_called(cls, name, before, monkeypatch):
+    model, x, original = Block(), tensor(3, 8), getattr(cls, name)
+
+    def replace():
+        monkeypatch.setattr(cls, name, lambda self, x: 2 * original(self, x))
+
+    if before:
+        replace()
+    report = swiglu.patch(model)
+    if before and cls is nn.Linear:
+        assert [m.level for m in report.modules] == ["activation"] and "another forward" in report.modules[0].reason
+    if not before:
+        assert report.patched
+        replace()
+    y = model(x)
+    swiglu.unpatch(model)
+    torch.testing.assert_close(y, model(x))
+
+
+def test_nested_tensors_go_as_before():
+    model = Block()
+    x = torch.nested.nested_tensor([tensor(3, 8), tensor(2, 8)], layout=torch.jagged)
+    expected = model(x)
+    swiglu.patch(model)
+    torch.testing.assert_close(model(x).values(), expected.values())
+
+
 def test_hooks_before_patching_are_called():
     model = Block()
     seen = []
@@ -377,6 +457,9 @@ def test_from_module_shares_parameters():
         expect_block(model, x, made(x))
         model.gate_proj.weight.mul_(3)
         expect_block(model, x, made(x))
+    model.register_forward_hook(lambda m, i, y: 2 * y)
+    with pytest.raises(swiglu.SwigluError, match="the module has hooks"):
+        swiglu.nn.MLP.from_module(model)
     packed = swiglu.nn.MLP.from_module(Packed())
     assert packed.packed and packed(x).shape == (3, 8)
 

@@ -96,6 +96,22 @@ def test_a_case_of_a_model_is_a_mode_and_a_number():
     assert done.returncode == 2 and "as in decode:8" in done.stderr, done.stderr
 
 
+def test_pictures_have_names_that_say_how_they_are_drawn(tmp_path):
+    pytest.importorskip("torch", reason="not run: no PyTorch")
+    pytest.importorskip("matplotlib", reason="not run: no matplotlib")
+    command = [sys.executable, "-m", "swiglu.bench", "mlp", "--plot", str(tmp_path / "times.zzz")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 2 and ".png" in done.stderr, done.stderr
+
+
+def test_a_benchmark_that_measured_nothing_is_no_success():
+    pytest.importorskip("torch", reason="not run: no PyTorch")
+    options = ["--tokens", "1", "--hidden", "64", "--intermediate", "128", "--device", "cpu", "--rounds", "1"]
+    command = [sys.executable, "-m", "swiglu.bench", "mlp", "--providers", "quack", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 1 and "quack" in done.stdout, (done.returncode, done.stderr)
+
+
 def test_the_example(tmp_path):
     for package in ("torch", "transformers", "matplotlib"):
         pytest.importorskip(package, reason=f"not run: no {package}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
+import sys
 from pathlib import Path
 from typing import Any, List, Optional
 
@@ -33,15 +34,22 @@ def _missing(arguments: argparse.Namespace) -> Optional[str]:
             return f"--{option} {file}: expected a file in a folder that exists"
         if file and file.is_dir():
             return f"--{option} {file}: expected a file, given a folder"
+    if getattr(arguments, "plot", None):
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        known = FigureCanvasBase.get_supported_filetypes()
+        if arguments.plot.suffix[1:].lower() not in known:
+            return f"--plot {arguments.plot}: expected a name that ends in one of {', '.join('.' + end for end in sorted(known))}"
     return None
 
 
-def _run_host(arguments: argparse.Namespace) -> None:
+def _run_host(arguments: argparse.Namespace) -> bool:
     device, rounds = _device(arguments), arguments.rounds
     print(f"{_mlp.device_name(device)}, torch {torch.__version__}: microseconds of the host a call, median (quartiles)")
     for what, times in _host.measure(device, rounds).items():
         first, median, third = statistics.quantiles(times, n=4, method="inclusive")
         print(f"  {what:<38} {median:8.2f}  ({first:.2f} … {third:.2f})")
+    return True
 
 
 def _dtype(arguments: argparse.Namespace) -> torch.dtype:
@@ -49,12 +57,13 @@ def _dtype(arguments: argparse.Namespace) -> torch.dtype:
     return made
 
 
-def _run_model(arguments: argparse.Namespace) -> None:
+def _run_model(arguments: argparse.Namespace) -> bool:
     sizes = (arguments.layers, arguments.hidden, arguments.intermediate)
     shape = _model.Shape(*sizes, _dtype(arguments), _device(arguments))
     print(f"{_mlp.device_name(shape.device)}, torch {torch.__version__}, a Llama of {shape.layers} layers, "
           f"{shape.hidden} x {shape.intermediate} {arguments.dtype}")  # fmt: skip
     print(f"{'case':<14} {'provider':<15} {'ms':>9}  {'tokens/s':>9}  {'peak MiB':>8}  against {arguments.providers[0]}")
+    measured = False
     for case in arguments.cases:
         rows = _model.measure(arguments.providers, case, shape, arguments.rounds)
         for row in rows:
@@ -62,12 +71,14 @@ def _run_model(arguments: argparse.Namespace) -> None:
             if row.missing is not None:
                 print(f"{start} {row.missing}")
                 continue
+            measured = True
             ratio = f"  {rows[0].median() / row.median():.3f} x" if rows[0].missing is None else ""
             print(f"{start} {row.median():9.3f}  {row.tokens / row.median() * 1e3:9.0f}  {row.peak / 2**20:8.0f}{ratio}",
                   flush=True)  # fmt: skip
+    return measured
 
 
-def _run_mlp(arguments: argparse.Namespace) -> None:
+def _run_mlp(arguments: argparse.Namespace) -> bool:
     shape = _mlp.Shape(arguments.hidden, arguments.intermediate, _dtype(arguments), _device(arguments))
     rows = _mlp.measure(arguments.providers, arguments.modes, arguments.tokens, shape, arguments.rounds)
     print(f"{_mlp.device_name(shape.device)}, torch {torch.__version__}, {shape.hidden} x {shape.intermediate} {arguments.dtype}")
@@ -82,8 +93,10 @@ def _run_mlp(arguments: argparse.Namespace) -> None:
         print(f"{start} {row.quantile(50):9.4f}  ({row.quantile(25):.4f} … {row.quantile(75):.4f}){ratio}")
     if arguments.csv:
         _mlp.write_csv(arguments.csv, rows, shape)
-    if arguments.plot:
+    measured = any(row.missing is None for row in rows)
+    if arguments.plot and measured:
         _mlp.plot(arguments.plot, rows, shape)
+    return measured
 
 
 def _choices(known: Any) -> Any:
@@ -146,7 +159,8 @@ def main() -> None:
     missing = _missing(arguments)
     if missing is not None:
         parser.error(missing)
-    arguments.run(arguments)
+    # That nothing could be measured has been printed, and is no success.
+    sys.exit(0 if arguments.run(arguments) else 1)
 
 
 if __name__ == "__main__":

@@ -56,10 +56,16 @@ def register() -> None:
 _applied: List[Type[nn.Module]] = []
 
 
-def _one_tensor(cls: Any) -> bool:
-    """Whether a class of this name, with a forward of its own, takes one argument."""
-    own = isinstance(cls, type) and issubclass(cls, nn.Module) and "forward" in vars(cls)
-    return own and len(inspect.signature(cls.forward).parameters) == 2
+def _is_gated(cls: Any) -> bool:
+    """Whether a class, with a forward of its own that takes one argument, makes maps of a gated block."""
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module) and "forward" in vars(cls)):
+        return False
+    made = {name for base in cls.__mro__ for name in getattr(vars(base).get("__init__"), "__code__", _NOTHING).co_names}
+    takes_one = len(inspect.signature(cls.forward).parameters) == 2
+    return takes_one and "down_proj" in made and ("gate_up_proj" in made or {"gate_proj", "up_proj"} <= made)
+
+
+_NOTHING = (lambda: None).__code__
 
 
 def _recognising(original: Any) -> Any:
@@ -83,9 +89,9 @@ def apply(*model_types: str) -> List[str]:
             module = importlib.import_module(where)
         except ImportError as missing:
             raise error("argument", "model type", f"`{model_type}`: {missing}") from None
-        found = [c for n, c in vars(module).items() if n.endswith("MLP") and _one_tensor(c) and c.__module__ == where]
+        found = [c for n, c in vars(module).items() if n.endswith("MLP") and _is_gated(c) and c.__module__ == where]
         if not found:
-            raise error("unsupported", "model type", f"`{model_type}` has no class of blocks, ...MLP, of its own")
+            raise error("unsupported", "model type", f"`{model_type}` has no class of gated blocks, ...MLP, of its own")
         for cls in found:
             if ORIGINAL not in vars(cls):
                 setattr(cls, ORIGINAL, cls.forward)

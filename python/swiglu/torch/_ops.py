@@ -30,10 +30,6 @@ _ARGUMENTS: Dict[str, str] = {
     "mlp": f"{BLOCK}, {_HOW_PACKED}",
 }
 _DEVICES = "CompositeExplicitAutograd"
-# Where PyTorch has the tag, it functionalises operators with it that return what they write, and none of those without.
-# Inductor calls the overload `out` of those with the tag with tensors first, and None after them: in another order than an
-# operator's with optional tensors.
-_OUT_TAGGED = ("silu_mul", "glu") if hasattr(torch.Tag, "out") else ()
 
 
 # What each computes. Arguments are those of the schema; `out` is None or where the result goes.
@@ -121,29 +117,24 @@ def _fake(name: str) -> Callable[..., Tensor]:
     return fake
 
 
-def _written(name: str, out: Tensor) -> Optional[Tensor]:
-    return out if name in _OUT_TAGGED else None
-
-
-def _fake_out(name: str) -> Callable[..., Optional[Tensor]]:
-    def fake(*args: Any, out: Tensor) -> Optional[Tensor]:
+def _fake_out(name: str) -> Callable[..., None]:
+    def fake(*args: Any, out: Tensor) -> None:
         _check.expect_out(out, args[0], _shape_of(name, args))
-        return _written(name, out)
 
     return fake
 
 
-def _out(name: str) -> Callable[..., Optional[Tensor]]:
+def _out(name: str) -> Callable[..., None]:
     body = BODIES[name]
 
-    def kernel(*args: Any, out: Tensor) -> Optional[Tensor]:
-        return _written(name, body(*args, out=out))
+    def kernel(*args: Any, out: Tensor) -> None:
+        body(*args, out=out)
 
     return kernel
 
 
-def _out_without_gradient(name: str) -> Callable[..., Optional[Tensor]]:
-    def kernel(keyset: Any, *args: Any, out: Tensor) -> Optional[Tensor]:
+def _out_without_gradient(name: str) -> Callable[..., None]:
+    def kernel(keyset: Any, *args: Any, out: Tensor) -> None:
         tensors = [t for t in (*args, out) if isinstance(t, Tensor)]
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             text = "with `out` there is no gradient, and an argument requires one; leave `out` away, or use torch.no_grad()"
@@ -151,7 +142,6 @@ def _out_without_gradient(name: str) -> Callable[..., Optional[Tensor]]:
         _check.expect_no_tangent(*tensors)
         with torch._C._AutoDispatchBelowAutograd():
             getattr(torch.ops.swiglu, name).out.redispatch(keyset & torch._C._after_autograd_keyset, *args, out=out)
-        return _written(name, out)
 
     return kernel
 
@@ -513,9 +503,9 @@ def autocast(name: str, overload: str) -> None:
 def _define() -> None:
     for name, arguments in _ARGUMENTS.items():
         define(name, arguments, "Tensor", BODIES[name], _fake(name), _GRADIENTS[name])
-        out_tags = (*_TAGS, torch.Tag.out) if name in _OUT_TAGGED else _TAGS
-        written = "Tensor(a!)" if name in _OUT_TAGGED else "()"
-        LIBRARY.define(f"{name}.out({arguments}, *, Tensor(a!) out) -> {written}", tags=out_tags)
+        # Without the tag `out`: with it Inductor calls this overload, of operators with optional tensors in another order, and in code
+        # that is C++ by a function that nobody has.
+        LIBRARY.define(f"{name}.out({arguments}, *, Tensor(a!) out) -> ()", tags=_TAGS)
         LIBRARY.impl(f"{name}.out", _out(name), _DEVICES)
         LIBRARY.impl(f"{name}.out", _out_without_gradient(name), "Autograd", with_keyset=True)
         torch.library.register_fake(f"swiglu::{name}.out", _fake_out(name), lib=LIBRARY)
