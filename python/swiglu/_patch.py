@@ -246,7 +246,7 @@ def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
 
 def _same(now: Any, was: Any) -> bool:
     """Plain values that are equal. Of anything else nobody knows what its comparison costs, or says."""
-    return type(now) is type(was) and type(now) in (bool, int, float, str, tuple) and bool(now == was)
+    return type(now) is type(was) and type(now) in (bool, int, float, str) and bool(now == was)
 
 
 def _attributes(module: nn.Module) -> Tuple[Tuple[str, Any], ...]:
