@@ -167,6 +167,16 @@ pub(super) fn api() -> Result<&'static Api> {
     API.get_or_init(Api::load).as_ref().map_err(Clone::clone)
 }
 
+/// The version of cuBLASLt: major, minor, patch. Needs no device.
+///
+/// # Errors
+/// [`CudaError::LibraryMissing`], [`CudaError::SymbolMissing`].
+pub fn cublaslt_version() -> Result<(usize, usize, usize)> {
+    // SAFETY: takes nothing and needs no device.
+    let version = unsafe { (api()?.cublasLtGetVersion)() };
+    Ok((version / 10_000, version / 100 % 100, version % 100))
+}
+
 impl Api {
     /// Turns the result of `call` into an error with the library's own words.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<()> {

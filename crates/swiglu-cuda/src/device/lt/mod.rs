@@ -24,6 +24,7 @@ use crate::device::error::{CudaError, Result};
 use crate::device::loading;
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
+pub use api::cublaslt_version;
 use api::{Algorithm, Api, Choice, Compute, NOT_SUPPORTED, Owned, Transpose, api, lt};
 use key::Key;
 
@@ -76,11 +77,8 @@ impl Drop for Lt {
 
 /// Problems that are remembered. Serving meets a few hundred; beyond this the memory is worth more.
 const REMEMBERED: usize = 4096;
-/// How many algorithms are asked for; the first that works is taken, but for [`Lt::prefers_short_tiles`], where it is twice as many.
+/// How many algorithms are asked for; the first that works is taken, but for [`Key::prefers_short_tiles`], where it is twice as many.
 const ASKED: u8 = 4;
-/// What a gradient of weights has at most of tokens, and at least of features on either side, for [`Lt::prefers_short_tiles`].
-const FEW_TOKENS: usize = 1024;
-const MANY_FEATURES: usize = 1024;
 /// The number of rows that the algorithm for every number of them is asked for.
 const FIXED_ROWS: usize = 128;
 /// What addresses and rows are taken to be multiples of there: one row of a matrix begins at other multiples than the next.
@@ -291,15 +289,6 @@ impl Lt {
         }
     }
 
-    /// Whether tiles of 128 × 128 or 128 × 160 are taken where cuBLASLt proposes them. Of gradients of weights of few tokens it
-    /// proposes larger ones first, which end with more to write than such short sums hide: on an H200 these take 0.73 to 0.93 of the
-    /// time (docs/kernels/own-products.txt). With more tokens it is less, and at the limit of power nothing.
-    fn prefers_short_tiles(&self, key: &Key) -> bool {
-        let Key { m, n, k, dtype, product, .. } = *key;
-        let few_tokens = product.transposed && k <= FEW_TOKENS;
-        self.arch == Arch::Sm90a && few_tokens && m.min(n) >= MANY_FEATURES && dtype != DType::F32
-    }
-
     /// The first algorithm that cuBLASLt proposes and that fits into the scratch memory, or of short tiles where they are preferred.
     fn choose(
         &self,
@@ -308,7 +297,7 @@ impl Lt {
         [x, y]: [&Owned; 2],
         preference: &Owned,
     ) -> Result<Algorithm> {
-        let prefers_short = self.prefers_short_tiles(key);
+        let prefers_short = key.prefers_short_tiles(self.arch);
         let asked = if prefers_short { 2 * ASKED } else { ASKED };
         let mut choices = [Choice::default(); 2 * ASKED as usize];
         let mut found: c_int = 0;
@@ -394,16 +383,6 @@ impl Lt {
             )
         }
     }
-}
-
-/// The version of cuBLASLt: major, minor, patch. Needs no device.
-///
-/// # Errors
-/// [`CudaError::LibraryMissing`], [`CudaError::SymbolMissing`].
-pub fn cublaslt_version() -> Result<(usize, usize, usize)> {
-    // SAFETY: takes nothing and needs no device.
-    let version = unsafe { (api()?.cublasLtGetVersion)() };
-    Ok((version / 10_000, version / 100 % 100, version % 100))
 }
 
 impl fmt::Debug for Lt {
