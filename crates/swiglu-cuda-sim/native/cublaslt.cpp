@@ -229,7 +229,7 @@ struct Configuration {
   uint16_t cluster;
 };
 constexpr Configuration CONFIGURATIONS[] = {{23, 3}, {29, 2}, {20, 3}, {29, 5}};
-constexpr int PROPOSALS = 4;
+constexpr int PROPOSALS = sizeof CONFIGURATIONS / sizeof *CONFIGURATIONS;
 
 template <class T>
 Status destroy(T* p) {
@@ -371,7 +371,8 @@ SIM_API int cublasLtMatmulAlgoGetHeuristic(int* handle, const Operation* o, cons
 
 SIM_API int cublasLtMatmulAlgoConfigGetAttribute(const Algorithm* algorithm, int attribute,
                                                  void* value, size_t bytes, size_t* written) {
-  if (algorithm == nullptr || algorithm->data[0] != ALGORITHM_MARK || value == nullptr) {
+  if (algorithm == nullptr || algorithm->data[0] != ALGORITHM_MARK || value == nullptr ||
+      algorithm->data[1] >= PROPOSALS) {
     return INVALID_VALUE;
   }
   const Configuration& of = CONFIGURATIONS[algorithm->data[1]];
