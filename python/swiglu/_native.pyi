@@ -1,10 +1,12 @@
 from os import PathLike
-from typing import Any, Dict, Optional, Tuple, Union, final
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, TypeVar, Union, final
 
 __version__: str
 
 # (address, shape, strides in elements, element type, whether it may be written), or what has __dlpack__.
 _Tensor = Any
+# Tensors of a library, whose type is known to Python alone.
+_T = TypeVar("_T")
 # The number of a CUDA device and the handle of a stream.
 _Place = Tuple[int, int]
 # w_gate, w_up, w_down, b_gate, b_up, b_down.
@@ -48,6 +50,42 @@ class Array:
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Optional[bool] = None
     ) -> Any: ...
     def __dlpack_device__(self) -> Tuple[int, int]: ...
+
+@final
+class Door:
+    def __new__(
+        cls,
+        in_force: Sequence[Callable[[], Any]],
+        forward_ad: Any,
+        grad_enabled: Callable[[], bool],
+        empty_like: Callable[..., Any],
+        written: Callable[..., None],
+        last: Any,
+        reasons: Tuple[str, str, str],
+    ) -> Door: ...
+    def nothing_in_force(self) -> bool: ...
+    def activation(
+        self,
+        op: str,
+        gate: _T,
+        up: Any,
+        layout: Optional[str],
+        activation: Union[str, Activation],
+        numerics: Optional[str],
+        out: Any,
+        asks: bool,
+    ) -> Optional[_T]: ...
+    def layer(
+        self,
+        op: str,
+        x: _T,
+        weights: Tuple[Any, ...],
+        layout: str,
+        activation: Union[str, Activation],
+        numerics: Optional[str],
+        out: Any,
+        asks: bool,
+    ) -> Optional[_T]: ...
 
 @final
 class Layer:
@@ -155,9 +193,6 @@ def cuda_activation_backward(
     grad_gate: _Tensor,
     grad_up: Optional[_Tensor],
 ) -> None: ...
-def activation_at_once(
-    act: Activation, numerics: Optional[str], arrangement: Optional[str], gate: Any, up: Optional[Any], out: Any
-) -> bool: ...
 def activation_backward_at_once(
     act: Activation,
     numerics: Optional[str],
@@ -167,9 +202,6 @@ def activation_backward_at_once(
     up: Optional[Any],
     grad_gate: Any,
     grad_up: Optional[Any],
-) -> bool: ...
-def cuda_layer_at_once(
-    act: Activation, numerics: Optional[str], x: Any, weights: Tuple[Optional[Any], ...], out: Any
 ) -> bool: ...
 def weight_gradient(grads: _Tensor, inputs: _Tensor, into: _Tensor, overwrite: bool) -> None: ...
 def cuda_weight_gradient(

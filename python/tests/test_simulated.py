@@ -201,13 +201,36 @@ def fake(array, kind=2, of=Fake):
     made = of(array, kind)
     alive[id(made)] = made
     return made
-at_once = lambda *a: _native.activation_at_once(act, None, *a)
+class Here:
+    _current_level = -1
+in_force, wanted, written, last = [False], [False], [], Here()
+def room(like):
+    return fake(empty(like.array.shape, like.array.dtype))
+door = _native.Door(
+    [lambda: None, lambda: in_force[0]], Here, lambda: wanted[0], room, written.extend, last, ("here", "there", "where they lie"))
+def at_once(layout, gate, up, out, asks=False):
+    made = door.activation("op", gate, up, layout, "swiglu", None, out, asks)
+    assert made is None or out is None or made is out
+    return made
 h[...] = 0
 f_gate, f_up, f_h = fake(gate), fake(up), fake(h)
 assert not at_once(None, f_gate, f_up, f_h), "the stream was not kept"
 _native.keep_stream(0, 0)
-assert at_once(None, f_gate, f_up, f_h)
+assert not written and at_once(None, f_gate, f_up, f_h)
 near(h, exact, 1e-6)
+assert written == [f_h] and last.taken == ("op", "native cuda", "there")
+near(at_once(None, f_gate, f_up, None).array, exact, 1e-6)
+assert len(written) == 1 and at_once(None, Parameter(gate), f_up, None) is None, "a result of its own kind is nobody's"
+# What is in force, and gradients, are asked of calls that come from nowhere.
+f_gate.requires_grad = f_h.requires_grad = False
+for f_up.requires_grad, wanted[0], in_force[0], Here._current_level in [
+    (False, True, False, -1), (True, False, False, -1), (True, True, False, -1), (False, False, True, -1), (False, False, False, 0)]:
+    open_ = not (wanted[0] and f_up.requires_grad or in_force[0] or Here._current_level >= 0)
+    assert door.nothing_in_force() == (not in_force[0] and Here._current_level < 0)
+    assert (at_once(None, f_gate, f_up, f_h, asks=True) is f_h) == open_ and at_once(None, f_gate, f_up, f_h) is f_h
+in_force[0], wanted[0], Here._current_level = False, False, -1
+for name, numerics in [("none", None), ("swiglu", "none"), (1, None), ("swiglu", 1)]:
+    assert door.activation("op", f_gate, f_up, None, name, numerics, f_h, False) is None
 h[...] = 0
 assert at_once("up-first", fake(both, of=Parameter), None, f_h)
 near(h, exact, 1e-6)
@@ -228,7 +251,10 @@ whole = lambda a: (a.astype("uint32") << 16).view("float32")
 x, *parts = map(half, (x, w_gate, w_up, w_down, b_gate, b_up, b_down))
 lent = tuple(map(fake, parts))
 y = empty((1, 64), "uint16")
-layer_at_once = lambda *a: _native.cuda_layer_at_once(act, None, *a)
+def layer_at_once(x, weights, out):
+    made = door.layer("op", x, weights, "gate-first", "swiglu", None, out, False)
+    assert made is None or out is None or made is out
+    return made
 def expect_block():
     wait()
     w_gate, w_up, w_down, b_gate, b_up, b_down = map(whole, parts)
@@ -239,6 +265,10 @@ for again in range(2):
     y[...] = 0
     assert layer_at_once(fake(x[:1]), lent, fake(y))
     expect_block()
+made = layer_at_once(fake(x[:1]), lent, None)
+assert last.taken == ("op", "native cuda", "where they lie")
+wait()
+assert np.array_equal(made.array, y)
 parts[0][...] = half(2 * whole(parts[0]))
 assert layer_at_once(fake(x[:1]), lent, fake(y))
 expect_block()

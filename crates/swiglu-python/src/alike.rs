@@ -35,25 +35,38 @@ pub(crate) struct Alike {
 impl Alike {
     pub(crate) fn of<'a, 'py: 'a>(
         inputs: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
-        outputs: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
     ) -> Option<Self> {
-        let mut inputs = inputs.into_iter();
-        let (first, memory) = dlpack::by_table(inputs.next()?)?;
-        let dtype = first.dtype;
-        let alike = |object| {
-            let (tensor, there) = dlpack::by_table(object)?;
-            (there == memory && tensor.dtype == dtype).then_some(tensor)
-        };
+        let mut objects = inputs.into_iter();
+        let (first, memory) = dlpack::by_table(objects.next()?)?;
         let mut tensors = Vec::with_capacity(8);
         tensors.push(first);
-        for input in inputs {
-            tensors.push(alike(input)?);
+        let mut inputs = Self { tensors, inputs: 1, memory };
+        inputs.add(objects)?;
+        inputs.inputs = inputs.tensors.len();
+        Some(inputs)
+    }
+
+    /// With what is written.
+    pub(crate) fn writing<'a, 'py: 'a>(
+        mut self,
+        outputs: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
+    ) -> Option<Self> {
+        self.add(outputs)?;
+        Some(self)
+    }
+
+    fn add<'a, 'py: 'a>(
+        &mut self,
+        objects: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
+    ) -> Option<()> {
+        for object in objects {
+            let (tensor, there) = dlpack::by_table(object)?;
+            if there != self.memory || tensor.dtype != self.tensors[0].dtype {
+                return None;
+            }
+            self.tensors.push(tensor);
         }
-        let inputs = tensors.len();
-        for output in outputs {
-            tensors.push(alike(output)?);
-        }
-        Some(Self { tensors, inputs, memory })
+        Some(())
     }
 
     pub(crate) fn inputs(&self) -> &[Tensor] {

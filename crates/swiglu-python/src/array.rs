@@ -30,8 +30,8 @@ impl Array {
     }
 
     pub(crate) fn tensor(&self) -> Tensor {
-        let (address, shape) = (self.address, self.shape.clone());
-        let strides = dlpack::dense_strides(&shape);
+        let (address, shape) = (self.address, self.shape.as_slice().into());
+        let strides = dlpack::dense_strides(&self.shape);
         Tensor { address, shape, strides, dtype: self.dtype, writable: true, _owner: None }
     }
 }

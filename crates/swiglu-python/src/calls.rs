@@ -3,11 +3,11 @@
 use swiglu::Element;
 use swiglu::cuda::{BorrowedStream, Cuda, DeviceScratch};
 
-use crate::activation::{Place, matrix, matrix_mut};
 use crate::device;
+use crate::elementwise::Place;
 use crate::error::Failure;
 use crate::layer::{Layer, either};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, matrix, matrix_mut};
 
 impl Layer {
     pub(crate) fn compute<T: Element>(&self, x: &Tensor, out: &Tensor) -> swiglu::Result<()> {

@@ -16,7 +16,7 @@ use pyo3::types::{PyCapsule, PyType};
 use swiglu::{CoreError, DType};
 
 use crate::error::Failure;
-use crate::tensor::Tensor;
+use crate::tensor::{Extents, Tensor};
 
 const NAME: &CStr = c"dltensor";
 const USED: &CStr = c"used_dltensor";
@@ -143,7 +143,7 @@ unsafe fn described(tensor: &DlTensor, owner: Option<Managed>) -> Result<Tensor,
         // SAFETY: an array of `ndim` numbers, as long as the tensor is lent.
         unsafe { std::slice::from_raw_parts(ptr, dims) }
     };
-    let shape: Vec<usize> = extents(tensor.shape).iter().map(|&n| n.max(0) as usize).collect();
+    let shape: Extents<usize> = extents(tensor.shape).iter().map(|&n| n.max(0) as usize).collect();
     let strides = match tensor.strides.is_null() {
         true => dense_strides(&shape),
         false => extents(tensor.strides).iter().map(|&s| s as isize).collect(),
@@ -211,12 +211,37 @@ pub(crate) enum Memory {
     Cuda(i32),
 }
 
+/// Whether an object is of a type that the table is for.
+pub(crate) fn is_known(object: &Bound<'_, PyAny>) -> bool {
+    let kind = object.get_type_ptr() as usize;
+    KNOWN.get().is_some_and(|known| known.types.contains(&kind))
+}
+
+/// Whether it is a tensor that is no parameter.
+pub(crate) fn is_tensor(object: &Bound<'_, PyAny>) -> bool {
+    KNOWN.get().is_some_and(|known| known.types[0] == object.get_type_ptr() as usize)
+}
+
+/// Whether a tensor's values are those in memory with another sign. The method is called as Python calls it, without the tuple that
+/// PyO3 makes for the stable ABI of Python 3.9.
+fn is_negated(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let (py, end) = (object.py(), std::ptr::null_mut::<ffi::PyObject>());
+    // SAFETY: an object and a name that are alive, followed by null; the result is ours.
+    let negated = unsafe {
+        let name = intern!(py, "is_neg").as_ptr();
+        Bound::from_owned_ptr_or_err(
+            py,
+            ffi::PyObject_CallMethodObjArgs(object.as_ptr(), name, end),
+        )
+    }?;
+    negated.is_truthy()
+}
+
 /// A tensor and its memory: none of another kind or memory, or of what kernels do not compute with.
 pub(crate) fn by_table(object: &Bound<'_, PyAny>) -> Option<(Tensor, Memory)> {
     let known = KNOWN.get()?;
-    let here = known.types.contains(&(object.get_type_ptr() as usize));
     // The table says nothing of values that are negated where they are read.
-    if !here || object.call_method0(intern!(object.py(), "is_neg")).ok()?.is_truthy().ok()? {
+    if !is_known(object) || is_negated(object).ok()? {
         return None;
     }
     let mut tensor = std::mem::MaybeUninit::<DlTensor>::uninit();
@@ -246,8 +271,8 @@ pub(crate) fn current_stream(device: i32) -> Option<u64> {
     (failed == 0).then_some(stream as u64)
 }
 
-pub(crate) fn dense_strides(shape: &[usize]) -> Vec<isize> {
-    let mut strides = vec![1; shape.len()];
+pub(crate) fn dense_strides(shape: &[usize]) -> Extents<isize> {
+    let mut strides = Extents::from_elem(1, shape.len());
     for i in (1..shape.len()).rev() {
         strides[i - 1] = strides[i] * shape[i].max(1) as isize;
     }

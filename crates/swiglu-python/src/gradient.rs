@@ -6,10 +6,10 @@ use swiglu::{
     Accumulate, CoreError, Cpu, DType, Device, Element, GradientMut, MatrixMut, with_dtype,
 };
 
-use crate::activation::{Place, matrix, matrix_mut};
 use crate::device;
+use crate::elementwise::Place;
 use crate::error::Failure;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, matrix, matrix_mut};
 
 const INTO: &str = "gradient of the weights";
 

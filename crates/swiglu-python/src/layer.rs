@@ -5,9 +5,10 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
 use swiglu::{CoreError, DType, GatedLinear, Mlp, SavePolicy, f16, with_dtype};
 
-use crate::activation::{Activation, Place, arrangement, numerics};
+use crate::activation::{Activation, arrangement, numerics};
 use crate::array::Array;
 use crate::device;
+use crate::elementwise::Place;
 use crate::error::Failure;
 use crate::reading::{Reading, expect_finite};
 use crate::tensor::Tensor;
@@ -233,7 +234,7 @@ impl Layer {
         let (made, out) = match out {
             Some(out) => (None, out),
             None => {
-                let made = with_dtype!(dtype, T => Array::zeros::<T>(shape.clone()))?;
+                let made = with_dtype!(dtype, T => Array::zeros::<T>(shape.to_vec()))?;
                 let out = made.tensor();
                 (Some(made), out)
             }

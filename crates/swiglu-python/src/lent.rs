@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::prelude::*;
 use swiglu::cuda::BorrowedStream;
-use swiglu::{CoreError, DType, with_dtype};
+use swiglu::{CoreError, DType, Numerics, with_dtype};
 
-use crate::activation::Activation;
+use crate::activation::{Activation, How};
 use crate::alike::{Alike, done};
 use crate::error::Failure;
 use crate::layer::Layer;
@@ -19,7 +18,7 @@ use crate::weights::Weights;
 struct Lent {
     ordinal: usize,
     dtype: DType,
-    numerics: Option<String>,
+    numerics: Option<Numerics>,
     /// Address, rows and columns of each, and elements between rows.
     weights: [Option<[usize; 4]>; 6],
 }
@@ -35,26 +34,17 @@ const MOST_LENT: usize = 4096;
 /// Scratch memory that a stream keeps for calls, which has room for cuBLASLt's 32 MiB; more is asked of PyTorch for each.
 const OWN_SCRATCH: usize = 48 << 20;
 
-/// A layer over weights where they lie, for tensors as kernels take them, on the stream that is current. `False` where
-/// anything speaks against it, and nothing was done.
-#[pyfunction]
-pub(crate) fn cuda_layer_at_once(
-    act: &Bound<'_, Activation>,
-    numerics: Option<&str>,
-    x: &Bound<'_, PyAny>,
-    weights: [Option<Bound<'_, PyAny>>; 6],
-    out: &Bound<'_, PyAny>,
-) -> Result<bool, Failure> {
-    let inputs = [x].into_iter().chain(weights.iter().flatten());
-    let Some(tensors) = Alike::of(inputs, [out]) else { return Ok(false) };
+/// A layer over weights where they lie, for tensors as kernels take them, on the stream that is current: x, the weights that
+/// are there, and what is written. `false` where anything speaks against it, and nothing was done.
+pub(crate) fn layer_at_once(how: How, tensors: Alike, weights: [bool; 6]) -> Result<bool, Failure> {
     let Some(stream) = tensors.current_stream() else { return Ok(false) };
     let mut tensors = tensors.tensors.into_iter();
     let (Some(x), Some(out)) = (tensors.next(), tensors.next_back()) else { return Ok(false) };
-    let mut there = weights.iter().map(|given| given.as_ref().and_then(|_| tensors.next()));
+    let mut there = weights.into_iter().map(|there| there.then(|| tensors.next()).flatten());
     let mut next = || there.next().flatten();
     let Some(gate) = next() else { return Ok(false) };
     let weights = Weights(gate, next(), next(), next(), next(), next());
-    let Some(layer) = lent(&stream, act.get(), numerics, &weights)? else { return Ok(false) };
+    let Some(layer) = lent(&stream, how, &weights)? else { return Ok(false) };
     let (hidden, features) = (layer.hidden(), layer.out_features());
     let fits = x.shape.split_last().zip(out.shape.split_last()).is_some_and(
         |((&inside, rows), (&outside, out_rows))| {
@@ -73,8 +63,7 @@ pub(crate) fn cuda_layer_at_once(
 /// The layer of these weights: made where it is new, and none where kernels do not take them.
 fn lent(
     stream: &BorrowedStream,
-    activation: &Activation,
-    numerics: Option<&str>,
+    how: How,
     weights: &Weights,
 ) -> Result<Option<Arc<Layer>>, Failure> {
     let Weights(gate, up, down, gate_bias, up_bias, down_bias) = weights;
@@ -88,26 +77,25 @@ fn lent(
         *known = t.map(place).transpose()?;
     }
     let (ordinal, dtype) = (stream.cuda().ordinal(), gate.dtype);
-    let key = Lent { ordinal, dtype, numerics: numerics.map(str::to_owned), weights: places };
+    let key = Lent { ordinal, dtype, numerics: how.numerics, weights: places };
     let mut known = LENT.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();
     let same = |layers: &Layers| {
-        let found = layers.iter().find(|(of, _)| *of == activation.0);
+        let found = layers.iter().find(|(of, _)| *of == how.act);
         found.map(|(_, layer)| layer.clone())
     };
     if let Some(layer) = known.get(&key).and_then(same) {
         return Ok(Some(layer));
     }
-    let numerics = crate::activation::numerics(numerics)?;
-    let Ok(kind) = with_dtype!(dtype, T => weights.borrow::<T>(ordinal, *activation, numerics))
-    else {
+    let act = Activation(how.act);
+    let Ok(kind) = with_dtype!(dtype, T => weights.borrow::<T>(ordinal, act, how.numerics)) else {
         return Ok(None);
     };
     if known.len() >= MOST_LENT {
         known.clear();
     }
     let layer = Arc::new(Layer::from(kind));
-    known.entry(key).or_default().push((activation.0, layer.clone()));
+    known.entry(key).or_default().push((how.act, layer.clone()));
     Ok(Some(layer))
 }
 

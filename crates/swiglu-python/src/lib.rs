@@ -9,6 +9,8 @@ mod array;
 mod calls;
 mod device;
 mod dlpack;
+mod door;
+mod elementwise;
 mod error;
 mod gradient;
 mod layer;
@@ -54,10 +56,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::activation::{
-        Activation, activation, activation_at_once, activation_backward,
-        activation_backward_at_once, cuda_activation, cuda_activation_backward, expect_numerics,
-    };
+    use crate::activation::{Activation, expect_numerics};
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
@@ -67,6 +66,13 @@ mod _native {
     #[pymodule_export]
     use crate::dlpack::describe_by_table;
     #[pymodule_export]
+    use crate::door::Door;
+    #[pymodule_export]
+    use crate::elementwise::{
+        activation, activation_backward, activation_backward_at_once, cuda_activation,
+        cuda_activation_backward,
+    };
+    #[pymodule_export]
     use crate::error::{ShapeError, SwigluError};
     #[pymodule_export]
     use crate::gradient::{cuda_weight_gradient, cuda_weight_gradient_bytes, weight_gradient};
@@ -74,8 +80,6 @@ mod _native {
     use crate::info;
     #[pymodule_export]
     use crate::layer::Layer;
-    #[pymodule_export]
-    use crate::lent::cuda_layer_at_once;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

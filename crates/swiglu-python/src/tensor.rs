@@ -8,18 +8,23 @@ use std::ops::Range;
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use smallvec::SmallVec;
+use swiglu::cuda::{Cuda, DeviceMatrixMut, DeviceMatrixRef};
 use swiglu::{CoreError, DType, Element, Matrix, MatrixMut, MatrixRef};
 
 use crate::array::Array;
 use crate::dlpack::{self, Managed};
 use crate::error::Failure;
 
+/// A number for each dimension: what calls describe has few, and needs no memory of the heap.
+pub(crate) type Extents<T> = SmallVec<[T; 4]>;
+
 /// A strided array that somebody else keeps alive: the caller for the time of a call, or [`Managed`].
 pub(crate) struct Tensor {
     pub(crate) address: usize,
-    pub(crate) shape: Vec<usize>,
+    pub(crate) shape: Extents<usize>,
     /// In elements.
-    pub(crate) strides: Vec<isize>,
+    pub(crate) strides: Extents<isize>,
     pub(crate) dtype: DType,
     pub(crate) writable: bool,
     pub(crate) _owner: Option<Managed>,
@@ -36,6 +41,7 @@ impl<'py> FromPyObject<'_, 'py> for Tensor {
         if object.is_instance_of::<PyTuple>() {
             let (address, shape, strides, dtype, writable): Described = object.extract()?;
             let dtype = dtype.parse()?;
+            let (shape, strides) = (shape.into(), strides.into());
             return Ok(Self { address, shape, strides, dtype, writable, _owner: None });
         }
         match object.cast::<Array>() {
@@ -260,4 +266,40 @@ impl Tensor {
 
 fn disjoint(a: &Range<isize>, b: &Range<isize>) -> bool {
     a.is_empty() || b.is_empty() || a.end <= b.start || b.end <= a.start
+}
+
+/// A tensor as kernels of a CUDA device read it.
+///
+/// # Safety
+/// As [`DeviceMatrixRef::from_raw_trusted`].
+pub(crate) unsafe fn matrix<'a, T: Element>(
+    cuda: &Cuda,
+    what: &str,
+    tensor: &'a Tensor,
+) -> Result<DeviceMatrixRef<'a, T>, Failure> {
+    tensor.expect_type::<T>(what)?;
+    let [rows, cols, stride] = tensor.strided(what)?;
+    // SAFETY: the caller's.
+    let view = unsafe {
+        DeviceMatrixRef::from_raw_trusted(cuda, tensor.address as u64, rows, cols, stride)
+    };
+    Ok(view?)
+}
+
+/// As they write it.
+///
+/// # Safety
+/// As [`DeviceMatrixMut::from_raw_trusted`].
+pub(crate) unsafe fn matrix_mut<'a, T: Element>(
+    cuda: &Cuda,
+    what: &str,
+    tensor: &'a Tensor,
+) -> Result<DeviceMatrixMut<'a, T>, Failure> {
+    tensor.expect_type::<T>(what)?;
+    let [rows, cols, stride] = tensor.strided(what)?;
+    // SAFETY: the caller's.
+    let view = unsafe {
+        DeviceMatrixMut::from_raw_trusted(cuda, tensor.address as u64, rows, cols, stride)
+    };
+    Ok(view?)
 }

@@ -7,11 +7,11 @@ use swiglu::{
     MlpParams, Numerics, Orientation, WeightLayout,
 };
 
-use crate::activation::{Activation, matrix};
+use crate::activation::Activation;
 use crate::device;
 use crate::error::Failure;
 use crate::layer::Kind;
-use crate::tensor::{Rows, Tensor};
+use crate::tensor::{Rows, Tensor, matrix};
 
 /// Weights of gate, up and down, then their biases, as arrays: a layer without down is a gated linear layer, one without up
 /// has both in the first.

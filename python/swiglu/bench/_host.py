@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import _native
 from .. import torch as ops
 from ..torch import _door
 
@@ -45,7 +44,7 @@ def calls(device: str) -> Dict[str, Callable[[], Any]]:
     down = torch.randn(HIDDEN, INTERMEDIATE, **options) / 70
     h, y = torch.empty_like(a), torch.empty_like(x)
     ga, gb = a.clone().requires_grad_(), b.clone().requires_grad_()
-    bare, swiglu = _bare_op(), _native.Activation("swiglu")
+    bare = _bare_op()
 
     made: Dict[str, Callable[[], Any]] = {
         "bare: empty_like": lambda: torch.empty_like(a),
@@ -57,10 +56,8 @@ def calls(device: str) -> Dict[str, Callable[[], Any]]:
         "silu_mul": lambda: ops.silu_mul(a, b),
         "silu_mul, torch.ops": lambda: torch.ops.swiglu.silu_mul(a, b, "swiglu", None),
         "silu_mul, with gradient": lambda: ops.silu_mul(ga, gb),
-        "part of silu_mul: its guards": lambda: (
-            _door.nothing_in_force() and not _door.wants_gradient(a, b, h)
-        ),
-        "part of silu_mul: the native call": lambda: _native.activation_at_once(swiglu, None, None, a, b, h),
+        "part of silu_mul: what it asks": _door.DOOR.nothing_in_force,
+        "part of silu_mul: the rest": lambda: _door.DOOR.activation("", a, b, None, "swiglu", None, h, False),
         "bare: three linear maps": lambda: F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down),
         "mlp, out=": lambda: ops.mlp(x, gate, up, down, out=y),
         "mlp": lambda: ops.mlp(x, gate, up, down),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .._activation import activation_named, as_activation
+from .._activation import as_activation
 from .._errors import error, expect_choice, expect_flag, expect_layout, said, wrong
 from .._native import Activation
 from . import _check, _door, _kernels, _main_grad, _ops, _training
@@ -50,22 +50,18 @@ def silu_mul(
     out: Optional[Tensor] = None,
 ) -> Tensor:
     """``act(gate) * up``, element by element, for two ``[..., H]`` tensors of any strides."""
+    if not _door.traced():
+        made = _door.DOOR.activation("silu_mul", gate, up, None, activation, numerics, out, True)
+        if made is not None:
+            return made
     if not (isinstance(gate, Tensor) and isinstance(up, Tensor) and (out is None or isinstance(out, Tensor))):
         _check.expect_tensors(("gate", "up", "out"), (gate, up, out), 2)
-    name = activation if numerics is None and isinstance(activation, str) else _name(activation, numerics)
-    if _door.nothing_in_force():
-        wanted = _door.grad_enabled() and (
-            gate.requires_grad or up.requires_grad or out is not None and out.requires_grad
-        )
-        if not wanted and _kernels.BY_TABLE:
-            made = _kernels.activation_at_once("silu_mul", gate, up, None, activation_named(name), numerics, out)
-            if made is not None:
-                return made
-        if _door.plain(gate, up, out):
-            if not wanted:
-                return _kernels.activation_into("silu_mul", gate, up, None, name, numerics, out)
-            if out is None:
-                return _ops.eager(gate, up, None, name, numerics)
+    name = _name(activation, numerics)
+    if _door.nothing_in_force() and _door.plain(gate, up, out):
+        if not _door.wants_gradient(gate, up, out):
+            return _kernels.activation_into("silu_mul", gate, up, None, name, numerics, out)
+        if out is None:
+            return _ops.eager(gate, up, None, name, numerics)
     _check.expect_dense("gate", gate)
     _check.expect_dense("up", up)
     if out is not None:
@@ -88,22 +84,20 @@ def glu(
     out: Optional[Tensor] = None,
 ) -> Tensor:
     """``act(gate) * up`` for both in one ``[..., 2H]`` tensor: ``gate-first``, ``up-first`` or ``interleaved-G``."""
+    if not _door.traced() and layout is not None:
+        made = _door.DOOR.activation("glu", x, None, layout, activation, numerics, out, True)
+        if made is not None:
+            return made
     if not (isinstance(x, Tensor) and (out is None or isinstance(out, Tensor))):
         _check.expect_tensors(("x", "out"), (x, out), 1)
-    name = activation if numerics is None and isinstance(activation, str) else _name(activation, numerics)
+    name = _name(activation, numerics)
     if not isinstance(layout, str):
         expect_layout(layout)
-    if _door.nothing_in_force():
-        wanted = _door.grad_enabled() and (x.requires_grad or out is not None and out.requires_grad)
-        if not wanted and _kernels.BY_TABLE:
-            made = _kernels.activation_at_once("glu", x, None, layout, activation_named(name), numerics, out)
-            if made is not None:
-                return made
-        if _door.plain(x, out):
-            if not wanted:
-                return _kernels.activation_into("glu", x, None, layout, name, numerics, out)
-            if out is None:
-                return _ops.eager(x, None, layout, name, numerics)
+    if _door.nothing_in_force() and _door.plain(x, out):
+        if not _door.wants_gradient(x, out):
+            return _kernels.activation_into("glu", x, None, layout, name, numerics, out)
+        if out is None:
+            return _ops.eager(x, None, layout, name, numerics)
     _check.expect_dense("x", x)
     if out is not None:
         torch.ops.swiglu.glu.out(x, name, layout, numerics, out=out)
@@ -182,13 +176,18 @@ def gated_linear(
     ``save="preact"`` keeps gate and up, ``"input"`` computes them again from x. With ``gradient_accumulation_fusion`` gradients
     of weights are added to their attribute ``main_grad``, as Megatron-Core's are.
     """
-    name, keeps = _name(activation, numerics), _saves(save)
+    keeps = _saves(save)
+    parts: _kernels.Parts = (w_gate, w_up, None, b_gate, b_up, None)
+    if not _door.traced():
+        made = _door.DOOR.layer("gated_linear", x, parts, layout, activation, numerics, out, True)
+        if made is not None:
+            return made
+    name = _name(activation, numerics)
     if layout != "gate-first":
         expect_layout(layout)
     tensors = (x, w_gate, w_up, b_gate, b_up)
     _check.expect_tensors(("x", "w_gate", "w_up", "b_gate", "b_up", "out"), (x, w_gate, w_up, b_gate, b_up, out), 2)
     wanted = _door.wants_gradient(*tensors, out)
-    parts: _kernels.Parts = (w_gate, w_up, None, b_gate, b_up, None)
     if wanted and out is None and expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion):
         fused: Tensor = _fused(x, parts, name, layout, numerics, keeps)
         return fused
@@ -196,10 +195,6 @@ def gated_linear(
         _check.layer(x, parts, layout, cast=_door.autocasts())
         return _maps(x, parts, name, layout, numerics, False)
     if not wanted and _door.nothing_in_force():
-        if _kernels.BY_TABLE and x.is_cuda:
-            made = _kernels.layer_at_once("gated_linear", x, parts, name, layout, numerics, out)
-            if made is not None:
-                return made
         if _door.plain(*tensors, out):
             return _ops.BODIES["gated_linear"](*tensors, name, layout, numerics, out=out)
     _check.expect_dense("x", x)
@@ -232,19 +227,24 @@ def mlp(
 
     ``biases`` are those of gate, up and down, each a tensor or None.
     """
-    name, keeps = _name(activation, numerics), _saves(save)
-    if layout != "gate-first":
-        expect_layout(layout)
+    keeps = _saves(save)
     if biases is None:
         biases = None, None, None
     elif not isinstance(biases, (tuple, list)) or len(biases) != 3:
         given = f"{len(biases)} of them" if isinstance(biases, (tuple, list)) else said(biases)
         raise wrong("biases", "those of gate, up and down, each a tensor or None", given)
     b_gate, b_up, b_down = biases
+    parts: _kernels.Parts = (w_gate, w_up, w_down, b_gate, b_up, b_down)
+    if not _door.traced():
+        at_once = _door.DOOR.layer("mlp", x, parts, layout, activation, numerics, out, True)
+        if at_once is not None:
+            return at_once
+    name = _name(activation, numerics)
+    if layout != "gate-first":
+        expect_layout(layout)
     tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)
     _check.expect_tensors(_OF_BLOCKS, (x, w_gate, w_down, w_up, b_gate, b_up, b_down, out), 3)
     wanted = _door.wants_gradient(*tensors, out)
-    parts: _kernels.Parts = (w_gate, w_up, w_down, b_gate, b_up, b_down)
     if wanted and out is None and expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion):
         fused: Tensor = _fused(x, parts, name, layout, numerics, keeps)
         return fused
@@ -261,10 +261,6 @@ def mlp(
         if keeps or _door.transformed():
             return _maps(x, parts, name, layout, numerics, False)
     if not wanted and _door.nothing_in_force():
-        if _kernels.BY_TABLE and x.is_cuda:
-            made = _kernels.layer_at_once("mlp", x, parts, name, layout, numerics, out)
-            if made is not None:
-                return made
         if _door.plain(*tensors, out):
             return _ops.BODIES["mlp"](*tensors, name, layout, numerics, out=out)
     _check.expect_dense("x", x)

@@ -5,13 +5,16 @@ Everything that the dispatcher would do for a call is on this list. Where any of
 
 from __future__ import annotations
 
-from typing import Optional
+import threading
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
+
+from .. import _native
 
 PLAIN = (Tensor, Parameter)
 _C = torch._C
@@ -42,23 +45,40 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and _C._functorch.peek_interpreter_stack() is not None
 
 
-# What Dynamo takes to be true in code that it traces; other tracing is under modes. `is_compiling` asks two functions more.
-_traced = torch.compiler.is_dynamo_compiling
+# What Dynamo takes to be true in code that it traces, and reads no further; other tracing is under modes. `is_compiling` asks two
+# functions more.
+traced = torch.compiler.is_dynamo_compiling
 _modes, _functions = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
 _transforms, _autocast, _tracing = _C._functorch.peek_interpreter_stack, _C._is_any_autocast_enabled, _C._get_tracing_state
+
+ONE_PASS_HERE = "one pass over gate and up"
+ONE_PASS = f"{ONE_PASS_HERE}, on the current stream"
+WHERE_THEY_LIE = "fused kernels over the weights where they lie, on the current stream"
+
+
+class _Last(threading.local):
+    #: Op, way and reason of a thread's last call: named when somebody asks.
+    taken: Optional[Tuple[str, str, str]] = None
+
+
+LAST = _Last()
+
+#: Computes what needs nothing but its kernel: it asks what is in force, describes tensors by PyTorch's table of functions for
+#: DLPack, makes the result and enqueues the call. It gives None where anything speaks against that, or there is no such table.
+DOOR = _native.Door(
+    [_modes, _functions, _transforms, _autocast, _tracing],
+    forward_ad,
+    torch.is_grad_enabled,
+    torch.empty_like,
+    _C._increment_version,
+    LAST,
+    (ONE_PASS_HERE, ONE_PASS, WHERE_THEY_LIE),
+)
 
 
 def nothing_in_force() -> bool:
     """No mode, transform, tracing, autocast or forward-mode derivative."""
-    return not (
-        _traced()
-        or _modes()
-        or _functions()
-        or _transforms() is not None
-        or _autocast()
-        or _tracing() is not None
-        or forward_ad._current_level >= 0
-    )
+    return not traced() and DOOR.nothing_in_force()
 
 
 def compiling() -> bool:
@@ -66,12 +86,12 @@ def compiling() -> bool:
     # The flag is there since 2.7. Its function `is_exporting` is true in all that Dynamo traces, up to 2.11 or so, and the stack of
     # transforms is never empty there.
     exported = getattr(torch.compiler, "_is_exporting_flag", False)
-    return bool(_traced() and not exported and not _C._are_functorch_transforms_active())
+    return bool(traced() and not exported and not _C._are_functorch_transforms_active())
 
 
 def watched() -> bool:
     """A transform or a trace sees what is computed, and may let it have no values."""
-    return bool(_traced() or _transforms() is not None or _tracing() is not None)
+    return bool(traced() or _transforms() is not None or _tracing() is not None)
 
 
 def recorded() -> bool:

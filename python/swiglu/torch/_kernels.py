@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Sequence, Tuple
 
@@ -18,6 +17,7 @@ from .._errors import error, shape_error, wrong
 from .._native import Activation, SwigluError
 from .._system import find_cuda_libraries
 from . import _check, _door, _formulas
+from ._door import LAST, ONE_PASS, ONE_PASS_HERE, WHERE_THEY_LIE
 from ._formulas import HALVES
 
 _CODES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -36,28 +36,17 @@ class Taken:
         return f"{self.op}: {self.way} ({self.reason})"
 
 
-_ONE_PASS_HERE = "one pass over gate and up"
-_ONE_PASS = f"{_ONE_PASS_HERE}, on the current stream"
 _BACKWARD_HERE = "one pass over the gradient, gate and up"
 _BACKWARD = f"{_BACKWARD_HERE}, on the current stream"
-_WHERE_THEY_LIE = "fused kernels over the weights where they lie, on the current stream"
-
-
-class _Last(threading.local):
-    #: Op, way and reason: named when somebody asks.
-    taken: Optional[Tuple[str, str, str]] = None
-
-
-_last = _Last()
 
 
 def explain_last() -> Optional[Taken]:
     """Which way the last call of this thread took; None before the first. Compiled graphs call operators too."""
-    return None if _last.taken is None else Taken(*_last.taken)
+    return None if LAST.taken is None else Taken(*LAST.taken)
 
 
 def note(op: str, way: str, reason: str) -> None:
-    _last.taken = op, way, reason
+    LAST.taken = op, way, reason
 
 
 def _described(t: Tensor) -> Tuple[int, Tuple[int, ...], Tuple[int, ...], str, bool]:
@@ -155,35 +144,6 @@ def _no_kernels(t: Tensor) -> Optional[str]:
     return None
 
 
-def activation_at_once(
-    op: str,
-    gate: Tensor,
-    up: Optional[Tensor],
-    layout: Optional[str],
-    act: Activation,
-    numerics: Optional[str],
-    out: Optional[Tensor],
-) -> Optional[Tensor]:
-    """h of tensors that are as kernels take them: whether they are, the native module finds out. None where not."""
-    h = out
-    if h is None:
-        # What a sub-class makes of its own kind is nobody's result, and it sees that it was made.
-        if type(gate) is not Tensor or gate.layout is not torch.strided or gate.is_nested:
-            return None
-        if up is not None and gate.is_contiguous():
-            h = torch.empty_like(gate)
-        elif up is not None:
-            h = gate.new_empty(gate.shape)
-        elif gate.dim() > 0:
-            h = gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2))
-        else:
-            return None
-    if not _native.activation_at_once(act, numerics, layout, gate, up, h):
-        return None
-    _last.taken = (op, "native cuda", _ONE_PASS) if gate.is_cuda else (op, "native cpu", _ONE_PASS_HERE)
-    return h if out is None else written(h)
-
-
 def activation_into(
     op: str,
     gate: Tensor,
@@ -194,11 +154,10 @@ def activation_into(
     out: Optional[Tensor],
 ) -> Tensor:
     """h in ``out``, or in a new tensor."""
+    made = _door.DOOR.activation(op, gate, up, layout, activation, numerics, out, False)
+    if made is not None:
+        return made
     act = activation_named(activation)
-    if BY_TABLE:
-        made = activation_at_once(op, gate, up, layout, act, numerics, out)
-        if made is not None:
-            return made
     shape = _check.activation_inputs(gate, up, layout)
     if out is not None:
         _check.expect_out(out, gate, shape)
@@ -217,7 +176,7 @@ def activation_into(
             h = torch.empty(shape, dtype=gate.dtype)
         described = _described(gate), _described_if(up), _described(h)
         _native.activation(act, numerics, layout, *described, of_pytorch=True)
-        note(op, "native cpu", _ONE_PASS_HERE)
+        note(op, "native cpu", ONE_PASS_HERE)
         return h if out is None else written(h)
     with _current(gate):
         direct = _direct(out, shape, gate, up)
@@ -225,7 +184,7 @@ def activation_into(
         inputs = _described(first), _described_if(second)
         _native.cuda_activation(_place(gate), act, numerics, layout, *inputs, _described(direct))
         h = direct if out is None else _brought(direct, out)
-    note(op, "native cuda", _ONE_PASS)
+    note(op, "native cuda", ONE_PASS)
     return h
 
 
@@ -259,7 +218,7 @@ def activation_backward(
     if BY_TABLE and why is None and gate.layout is torch.strided:
         grad_gate, grad_up = grads = _room(gate, up)
         if _native.activation_backward_at_once(act, numerics, layout, grad, gate, up, grad_gate, grad_up):
-            _last.taken = (op, "native cuda", _BACKWARD) if gate.is_cuda else (op, "native cpu", _BACKWARD_HERE)
+            LAST.taken = (op, "native cuda", _BACKWARD) if gate.is_cuda else (op, "native cpu", _BACKWARD_HERE)
             return grad_gate, grad_up
     shape = _check.activation_inputs(gate, up, layout)
     _check.expect_alike("grad", grad, gate)
@@ -355,32 +314,11 @@ def _arranged(parts: Parts, layout: str) -> "Parts | str":
     return w_gate, w_up, w_down, b_gate, b_up, b_down
 
 
-def layer_at_once(
-    op: str, x: Tensor, parts: Parts, activation: str, layout: str, numerics: Optional[str], out: Optional[Tensor]
-) -> Optional[Tensor]:
-    """As :func:`activation_at_once`, of a layer over weights where they lie."""
-    w_gate, w_up, w_down, b_gate, *_ = parts
-    if layout != "gate-first" or (w_up is None and b_gate is not None) or x.dim() == 0:
-        return None
-    y = out
-    if y is None:
-        if type(x) is not Tensor:
-            return None
-        features = w_gate.shape[0] if w_down is None else w_down.shape[0]
-        if w_down is None and w_up is None:
-            features //= 2
-        y = torch.empty_like(x) if features == x.shape[-1] else x.new_empty((*x.shape[:-1], features))
-    if not _native.cuda_layer_at_once(activation_named(activation), numerics, x, parts, y):
-        return None
-    _last.taken = op, "native cuda", _WHERE_THEY_LIE
-    return y if out is None else written(y)
-
-
 def layer_into(
     op: str, x: Tensor, parts: Parts, activation: str, layout: str, numerics: Optional[str], out: Optional[Tensor]
 ) -> Tensor:
     """A gated linear layer or a block, in ``out`` or in a new tensor."""
-    made = layer_at_once(op, x, parts, activation, layout, numerics, out) if BY_TABLE and x.is_cuda else None
+    made = _door.DOOR.layer(op, x, parts, layout, activation, numerics, out, False) if x.is_cuda else None
     if made is not None:
         return made
     features = _check.layer(x, parts, layout)
@@ -401,7 +339,7 @@ def layer_into(
                 raise
             result = str(refused)
         if isinstance(result, Tensor):
-            note(op, "native cuda", _WHERE_THEY_LIE)
+            note(op, "native cuda", WHERE_THEY_LIE)
             return result
         why = result
     y = composed(x, parts, activation, layout, numerics)
