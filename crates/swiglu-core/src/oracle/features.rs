@@ -32,20 +32,33 @@ pub(crate) fn by_feature<S, V: Copy + Default + Send>(
     let worth = (work / WORTH).max(1);
     let threads =
         thread::available_parallelism().map_or(1, |processors| worth.min(processors.get()));
-    let each = features.div_ceil(threads).max(1);
-    let mut put_all = |first: usize, values: Vec<V>| {
+    in_parts(features, threads, &part, &mut |first, values: Vec<V>| {
         for (o, values) in (first..).zip(values.chunks_exact(m)) {
             values.iter().enumerate().for_each(|(i, value)| put(i, o, *value));
         }
-    };
+    });
+}
+
+/// The values of a range of features.
+type Part<'a, V> = dyn Fn(Range<usize>) -> Vec<V> + Sync + 'a;
+
+/// Works `part` out for ranges of features, one a thread, and gives each with its first feature to `put`. Threads are compiled once
+/// for a type of value, not for each linear map there is.
+fn in_parts<V: Send>(
+    features: usize,
+    threads: usize,
+    part: &Part<'_, V>,
+    put: &mut dyn FnMut(usize, Vec<V>),
+) {
     if threads == 1 {
-        return put_all(0, part(0..features));
+        return put(0, part(0..features));
     }
+    let each = features.div_ceil(threads).max(1);
     thread::scope(|scope| {
         let start = |first: usize| {
             let range = first..(first + each).min(features);
             let work = {
-                let (part, range) = (&part, range.clone());
+                let range = range.clone();
                 move || part(range)
             };
             // Where no thread is to be had, this one does it.
@@ -55,7 +68,7 @@ pub(crate) fn by_feature<S, V: Copy + Default + Send>(
         for (first, values) in parts {
             let values =
                 values.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            put_all(first, values.unwrap_or_else(|values| values));
+            put(first, values.unwrap_or_else(|values| values));
         }
     });
 }

@@ -16,7 +16,34 @@ pub use plain::{decode_q4_0, decode_q4_1, decode_q5_0, decode_q5_1, decode_q8_0}
 
 impl BlockType {
     /// Decodes whole blocks in order; bytes past the last whole block are left out.
-    pub fn decode(self, bytes: &[u8], emit: impl FnMut(f32)) {
+    pub fn decode(self, bytes: &[u8], mut emit: impl FnMut(f32)) {
+        self.decode_blocks(bytes, &mut |values| values.iter().copied().for_each(&mut emit));
+    }
+
+    /// As [`Self::decode`], with each value as the two terms that are exact in `f32` and whose sum it
+    /// is: `scale · q` and the minimum, 0 for types without one.
+    pub fn terms(self, bytes: &[u8], mut emit: impl FnMut(f32, f32)) {
+        if !self.decode_terms(bytes, &mut |terms| terms.iter().for_each(|&(a, b)| emit(a, b))) {
+            self.decode(bytes, |product| emit(product, 0.0));
+        }
+    }
+
+    /// The terms of each whole block; `false` for types without minima, of which there are none.
+    fn decode_terms(self, bytes: &[u8], emit: Emit<'_, (f32, f32)>) -> bool {
+        match self {
+            BlockType::Q4_1 => each(bytes, emit, |b| plain::q4_1(b, both)),
+            BlockType::Q5_1 => each(bytes, emit, |b| plain::q5_1(b, both)),
+            BlockType::Q2_K => each(bytes, emit, |b| k::q2_k(b, both)),
+            BlockType::Q4_K => each(bytes, emit, |b| k::q4_k(b, both)),
+            BlockType::Q5_K => each(bytes, emit, |b| k::q5_k(b, both)),
+            _ => return false,
+        }
+        true
+    }
+
+    /// The values of each whole block. What is made of them is no part of this: all types would be compiled for each of
+    /// its uses.
+    fn decode_blocks(self, bytes: &[u8], emit: Emit<'_, f32>) {
         match self {
             BlockType::Q4_0 => each(bytes, emit, decode_q4_0),
             BlockType::Q4_1 => each(bytes, emit, decode_q4_1),
@@ -43,21 +70,10 @@ impl BlockType {
             BlockType::NVFP4 => each(bytes, emit, four_bits::nvfp4),
         }
     }
-
-    /// As [`Self::decode`], with each value as the two terms that are exact in `f32` and whose sum it
-    /// is: `scale · q` and the minimum, 0 for types without one.
-    pub fn terms(self, bytes: &[u8], mut emit: impl FnMut(f32, f32)) {
-        let pair = |(product, minimum): (f32, f32)| emit(product, minimum);
-        match self {
-            BlockType::Q4_1 => each(bytes, pair, |b| plain::q4_1(b, both)),
-            BlockType::Q5_1 => each(bytes, pair, |b| plain::q5_1(b, both)),
-            BlockType::Q2_K => each(bytes, pair, |b| k::q2_k(b, both)),
-            BlockType::Q4_K => each(bytes, pair, |b| k::q4_k(b, both)),
-            BlockType::Q5_K => each(bytes, pair, |b| k::q5_k(b, both)),
-            _ => self.decode(bytes, |product| emit(product, 0.0)),
-        }
-    }
 }
+
+/// Takes the values of a block.
+type Emit<'a, V> = &'a mut dyn FnMut(&[V]);
 
 fn both(product: f32, minimum: f32) -> (f32, f32) {
     (product, minimum)
@@ -69,11 +85,11 @@ fn sum(product: f32, minimum: f32) -> f32 {
 
 fn each<const BYTES: usize, const N: usize, V>(
     bytes: &[u8],
-    mut emit: impl FnMut(V),
+    emit: Emit<'_, V>,
     block: fn(&[u8; BYTES]) -> [V; N],
 ) {
     for b in bytes.as_chunks::<BYTES>().0 {
-        block(b).into_iter().for_each(&mut emit);
+        emit(&block(b));
     }
 }
 
