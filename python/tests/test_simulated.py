@@ -210,7 +210,7 @@ door = _native.Door(
     [lambda: None, lambda: in_force[0]], Here, lambda: wanted[0], room, written.extend, last, ("here", "there", "where they lie"))
 def at_once(layout, gate, up, out, asks=False):
     made = door.activation("op", gate, up, layout, "swiglu", None, out, asks)
-    assert made is None or out is None or made is out
+    assert made is None or made is NotImplemented or out is None or made is out
     return made
 h[...] = 0
 f_gate, f_up, f_h = fake(gate), fake(up), fake(h)
@@ -228,6 +228,9 @@ for f_up.requires_grad, wanted[0], in_force[0], Here._current_level in [
     open_ = not (wanted[0] and f_up.requires_grad or in_force[0] or Here._current_level >= 0)
     assert door.nothing_in_force() == (not in_force[0] and Here._current_level < 0)
     assert (at_once(None, f_gate, f_up, f_h, asks=True) is f_h) == open_ and at_once(None, f_gate, f_up, f_h) is f_h
+    asked = at_once(None, f_gate, f_up, None, asks=True)
+    expected = NotImplemented if wanted[0] and f_up.requires_grad else None
+    assert asked is expected if not open_ else isinstance(asked, Fake)
 in_force[0], wanted[0], Here._current_level = False, False, -1
 for name, numerics in [("none", None), ("swiglu", "none"), (1, None), ("swiglu", 1)]:
     assert door.activation("op", f_gate, f_up, None, name, numerics, f_h, False) is None

@@ -64,6 +64,16 @@ fn parsed<T: std::str::FromStr>(name: Object<'_, '_>) -> Option<T> {
     name.cast::<PyString>().ok()?.to_cow().ok()?.parse().ok()
 }
 
+/// What PyTorch would do for a call beside computing it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Nothing,
+    /// Gradients are wanted.
+    Gradient,
+    /// Something else, or the tensors are not PyTorch's own.
+    Other,
+}
+
 /// PyTorch's own functions by which a call learns what is in force.
 #[pyclass(frozen, module = "swiglu._native")]
 pub(crate) struct Door {
@@ -124,7 +134,8 @@ impl Door {
     }
 
     /// h of tensors that are as kernels take them, in `out` or in a new tensor. None where they are not, and nothing was done.
-    /// `asks`: whether anything may be in force, or a gradient be wanted, in which case it is None too.
+    /// `asks`: whether anything may be in force, in which case it is None too, or a gradient be wanted, in which case it is
+    /// `NotImplemented` of a call without `out` that has everything else.
     fn activation<'py>(
         &self,
         op: Object<'_, 'py>,
@@ -137,11 +148,15 @@ impl Door {
         asks: bool,
     ) -> Result<Option<Bound<'py, PyAny>>, Failure> {
         let given = || [gate].into_iter().chain(up);
-        if asks && !self.is_open(given().chain(out))? {
+        let asked = if asks { self.asked(given().chain(out))? } else { Asked::Nothing };
+        if asked == Asked::Other || asked == Asked::Gradient && out.is_some() {
             return Ok(None);
         }
         let Some(how) = How::given(activation, numerics, layout) else { return Ok(None) };
         let Some(inputs) = Alike::of(given()) else { return Ok(None) };
+        if asked == Asked::Gradient {
+            return Ok(Some(gate.py().NotImplemented().into_bound(gate.py())));
+        }
         let first = &inputs.tensors[0];
         let h = match out {
             Some(out) => out.clone(),
@@ -177,7 +192,7 @@ impl Door {
         asks: bool,
     ) -> Result<Option<Bound<'py, PyAny>>, Failure> {
         let given = || [x].into_iter().chain(weights.iter().flatten());
-        if asks && !self.is_open(given().chain(out))? {
+        if asks && self.asked(given().chain(out))? != Asked::Nothing {
             return Ok(None);
         }
         let Some(how) = How::given(activation, numerics, layout) else { return Ok(None) };
@@ -212,24 +227,23 @@ impl Door {
 }
 
 impl Door {
-    /// Whether nothing is in force, and no gradient wanted, for tensors of PyTorch's own.
-    fn is_open<'a, 'py: 'a>(
+    fn asked<'a, 'py: 'a>(
         &self,
         tensors: impl Iterator<Item = Object<'a, 'py>> + Clone,
-    ) -> PyResult<bool> {
+    ) -> PyResult<Asked> {
         let mut all = tensors.clone();
-        let Some(py) = all.next().map(Bound::py) else { return Ok(false) };
-        if !tensors.clone().all(dlpack::is_known) {
-            return Ok(false);
+        let Some(py) = all.next().map(Bound::py) else { return Ok(Asked::Other) };
+        if !tensors.clone().all(dlpack::is_known) || !self.nothing_in_force(py)? {
+            return Ok(Asked::Other);
         }
         if called(self.grad_enabled.bind(py), None)?.is_truthy()? {
             for tensor in tensors {
                 if tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
-                    return Ok(false);
+                    return Ok(Asked::Gradient);
                 }
             }
         }
-        self.nothing_in_force(py)
+        Ok(Asked::Nothing)
     }
 
     /// A new tensor beside `like`, none where that is of a sub-class: what one makes of its own kind is nobody's result.

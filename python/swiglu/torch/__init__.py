@@ -52,6 +52,8 @@ def silu_mul(
     """``act(gate) * up``, element by element, for two ``[..., H]`` tensors of any strides."""
     if not _door.traced():
         made = _door.DOOR.activation("silu_mul", gate, up, None, activation, numerics, out, True)
+        if made is NotImplemented:
+            return _ops.eager(gate, up, None, _name(activation, numerics), numerics)
         if made is not None:
             return made
     if not (isinstance(gate, Tensor) and isinstance(up, Tensor) and (out is None or isinstance(out, Tensor))):
@@ -86,6 +88,8 @@ def glu(
     """``act(gate) * up`` for both in one ``[..., 2H]`` tensor: ``gate-first``, ``up-first`` or ``interleaved-G``."""
     if not _door.traced() and layout is not None:
         made = _door.DOOR.activation("glu", x, None, layout, activation, numerics, out, True)
+        if made is NotImplemented:
+            return _ops.eager(x, None, layout, _name(activation, numerics), numerics)
         if made is not None:
             return made
     if not (isinstance(x, Tensor) and (out is None or isinstance(out, Tensor))):

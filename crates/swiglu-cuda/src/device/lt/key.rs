@@ -83,8 +83,8 @@ const MANY_FEATURES: usize = 1024;
 
 impl Key {
     /// Whether tiles of 128 × 128 or 128 × 160 are taken where cuBLASLt proposes them. Of gradients of weights of few tokens it
-    /// proposes larger ones first, which end with more to write than such short sums hide: on an H200 these take 0.73 to 0.93 of the
-    /// time (docs/kernels/own-products.txt). With more tokens it is less, and at the limit of power nothing.
+    /// proposes larger ones first, which end with more to write than such short sums hide
+    /// (docs/kernels/own-products.txt). With more tokens it is less, and at the limit of power nothing.
     pub(super) fn prefers_short_tiles(&self, arch: Arch) -> bool {
         let Key { m, n, k, dtype, product, .. } = *self;
         let few_tokens = product.transposed && k <= FEW_TOKENS;
