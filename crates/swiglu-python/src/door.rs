@@ -192,7 +192,10 @@ impl Door {
         asks: bool,
     ) -> Result<Option<Bound<'py, PyAny>>, Failure> {
         let given = || [x].into_iter().chain(weights.iter().flatten());
-        if asks && self.asked(given().chain(out))? != Asked::Nothing {
+        let Some(inputs) = Alike::of(given()) else { return Ok(None) };
+        if inputs.memory == Memory::Host
+            || asks && self.asked(given().chain(out))? != Asked::Nothing
+        {
             return Ok(None);
         }
         let Some(how) = How::given(activation, numerics, layout) else { return Ok(None) };
@@ -200,7 +203,6 @@ impl Door {
         if how.arrangement != Arrangement::PackedGateFirst || up.is_none() && gate_bias.is_some() {
             return Ok(None);
         }
-        let Some(inputs) = Alike::of(given()) else { return Ok(None) };
         let y = match out {
             Some(out) => out.clone(),
             None => {
@@ -227,6 +229,7 @@ impl Door {
 }
 
 impl Door {
+    /// What PyTorch would do for a call of these tensors beside computing it.
     fn asked<'a, 'py: 'a>(
         &self,
         tensors: impl Iterator<Item = Object<'a, 'py>> + Clone,

@@ -318,7 +318,7 @@ def layer_into(
     op: str, x: Tensor, parts: Parts, activation: str, layout: str, numerics: Optional[str], out: Optional[Tensor]
 ) -> Tensor:
     """A gated linear layer or a block, in ``out`` or in a new tensor."""
-    made = _door.DOOR.layer(op, x, parts, layout, activation, numerics, out, False) if x.is_cuda else None
+    made = _door.DOOR.layer(op, x, parts, layout, activation, numerics, out, False)
     if made is not None:
         return made
     features = _check.layer(x, parts, layout)
