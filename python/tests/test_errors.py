@@ -111,6 +111,21 @@ def test_widths_that_do_not_fit_are_said_with_and_without_a_gradient(grad):
         assert module(x().bfloat16()).dtype == torch.bfloat16
 
 
+def test_out_that_negates_is_refused_before_it_is_written():
+    gate, up = torch.randn(2, 4, 6)
+    kept = torch.zeros(4, 6, dtype=torch.complex64)
+    packed, weight = torch.cat([gate, up], 1), torch.eye(6)
+    for call in (
+        lambda out: ops.silu_mul(gate, up, out=out),
+        lambda out: ops.glu(packed, out=out),
+        lambda out: ops.gated_linear(gate, weight, weight, out=out),
+        lambda out: ops.mlp(gate, weight, weight, weight, out=out),
+    ):
+        with pytest.raises((swiglu.SwigluError, ValueError), match="out: expected memory that can be written, given a view that negates it"):
+            call(kept.conj().imag)
+        assert kept.count_nonzero() == 0
+
+
 def test_types_and_memory_that_no_kernel_takes():
     eighths = [t for t in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu") if hasattr(torch, t)]
     assert eighths

@@ -67,6 +67,7 @@ def silu_mul(
     _check.expect_dense("gate", gate)
     _check.expect_dense("up", up)
     if out is not None:
+        _check.expect_written(out)
         torch.ops.swiglu.silu_mul.out(gate, up, name, numerics, out=out)
         return out
     result: Tensor
@@ -104,6 +105,7 @@ def glu(
             return _ops.eager(x, None, layout, name, numerics)
     _check.expect_dense("x", x)
     if out is not None:
+        _check.expect_written(out)
         torch.ops.swiglu.glu.out(x, name, layout, numerics, out=out)
         return out
     result: Tensor
@@ -203,6 +205,7 @@ def gated_linear(
             return _ops.BODIES["gated_linear"](*tensors, name, layout, numerics, out=out)
     _check.expect_dense("x", x)
     if out is not None:
+        _check.expect_written(out)
         torch.ops.swiglu.gated_linear.out(*tensors, name, layout, numerics, out=out)
         return out
     result: Tensor = torch.ops.swiglu.gated_linear(*tensors, name, layout, numerics)
@@ -269,6 +272,7 @@ def mlp(
             return _ops.BODIES["mlp"](*tensors, name, layout, numerics, out=out)
     _check.expect_dense("x", x)
     if out is not None:
+        _check.expect_written(out)
         torch.ops.swiglu.mlp.out(*tensors, name, layout, numerics, out=out)
         return out
     result: Tensor = torch.ops.swiglu.mlp(*tensors, name, layout, numerics)

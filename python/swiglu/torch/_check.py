@@ -85,6 +85,12 @@ def expect_dense(what: str, tensor: Tensor) -> None:
         raise wrong(what, "a dense tensor", given, advice, "layout")
 
 
+def expect_written(out: Tensor) -> None:
+    """Refuses memory whose values are read with another sign. Under a trace it is another tensor's question."""
+    if not torch.compiler.is_compiling() and out.is_neg():
+        raise wrong("out", "memory that can be written", "a view that negates it", "out.resolve_neg() copies", "layout")
+
+
 def expect_computed(what: str, tensor: Tensor) -> None:
     expect_dense(what, tensor)
     if tensor.dtype not in COMPUTED:

@@ -434,8 +434,7 @@ def packed_forward(layer: _native.Layer, x: Tensor, out: Optional[Tensor] = None
     if out is not None:
         _check.expect_shape("out", out, shape)
         y = _of_packed("out", out, layer, device)
-        if out.is_neg():
-            raise wrong("out", "memory that can be written", "a view that negates it", "out.resolve_neg() copies", "layout")
+        _check.expect_written(out)
     if device == "cpu":
         result = torch.empty(shape, dtype=x.dtype, device="cpu") if y is None else y
         layer.forward(_described(values), _described(result))
