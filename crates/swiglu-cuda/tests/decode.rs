@@ -145,7 +145,7 @@ fn pieces_of_rows() {
 #[test]
 fn tokens_that_do_not_fit_in_shared_memory() {
     let Some(cuda) = common::device() else { return };
-    // The simulator takes as long for features of one token as for those of four.
+    // More tokens take as much room with fewer features, and the simulator works through these.
     let [m, h] = if common::partly() { [4, 30_001] } else { [1, 110_001] };
     for (i, backend) in designs(&cuda).into_iter().enumerate() {
         for (j, (m, k, h, dtype)) in [
