@@ -1,7 +1,7 @@
 //! What keeps scratch memory of one call from another.
 
 use super::*;
-use crate::common::device;
+use crate::common::{device, open};
 
 /// The workspace's address and size.
 fn now(stream: &Stream) -> (u64, usize) {
@@ -11,7 +11,9 @@ fn now(stream: &Stream) -> (u64, usize) {
 
 #[test]
 fn it_grows_and_is_reused() {
-    let Some(cuda) = device() else { return };
+    // A device of its own: scratch memory that no stream has is for whoever asks first.
+    let Some(cuda) = open(0) else { return };
+    let cuda = cuda.unwrap();
     let stream = cuda.new_stream().unwrap();
     assert_eq!(cuda.with_workspace(&stream, None, 0, |work| Ok(work.ptr)).unwrap(), 0);
     let first = cuda.with_workspace(&stream, None, 100, |work| Ok(work.ptr)).unwrap();
