@@ -10,6 +10,8 @@
 //! Whole result: the relative Frobenius error may be at most twice that of the baseline, a plain
 //! loop with PyTorch eager's roundings over the same inputs, plus a few u₃₂.
 
+use half::{bf16, f16};
+
 use crate::activation::{Activation, GateFn};
 use crate::dtype::{DType, Element};
 use crate::error::Result;
@@ -165,19 +167,19 @@ fn frobenius_limit<T: Element>(
     numerics: Numerics,
     unit: f64,
 ) -> f64 {
-    frobenius_limit_behind(eager, value, numerics, unit, usize::MAX)
+    let baseline = relative_frobenius(eager.view(), value.view());
+    frobenius_limit_behind(baseline, value, numerics, unit, usize::MAX)
 }
 
 /// The same of elements behind which there are so many `roundings`, where these are fewer; of both as many count as if
 /// all were equally large, (Σv²)²/Σv⁴ of them.
-fn frobenius_limit_behind<T: Element>(
-    eager: &Matrix<T>,
+fn frobenius_limit_behind(
+    baseline: f64,
     value: &Matrix<f64>,
     numerics: Numerics,
     unit: f64,
     roundings: usize,
 ) -> f64 {
-    let baseline = relative_frobenius(eager.view(), value.view());
     if !baseline.is_finite() {
         return f64::INFINITY;
     }
@@ -262,9 +264,10 @@ struct Rows {
 }
 
 impl Rows {
-    fn new([count, columns]: [usize; 2], value: impl Fn(usize, usize) -> f32) -> Self {
+    fn new(x: &Matrix<f32>) -> Self {
+        let [count, columns] = x.shape();
         let lanes = |first: usize, k| {
-            std::array::from_fn(|l| if first + l < count { value(first + l, k) } else { 0.0 })
+            std::array::from_fn(|l| if first + l < count { x[(first + l, k)] } else { 0.0 })
         };
         let eight = |first| (0..columns).map(|k| lanes(first, k)).collect();
         Self { eights: (0..count).step_by(8).map(eight).collect(), count }
@@ -275,8 +278,6 @@ impl Rows {
         self.eights.iter().flat_map(|eight| Self::sums(eight, column)).take(self.count)
     }
 
-    /// Those of eight rows, compiled here as [`oracle::dot`] is.
-    #[inline(never)]
     fn sums(eight: &[[f32; 8]], column: &[f32]) -> [f32; 8] {
         let mut sums = [0.0f32; 8];
         for (x, w) in eight.iter().zip(column) {
@@ -286,6 +287,21 @@ impl Rows {
     }
 }
 
+/// Values of T, in `f32`.
+fn singles(wide: &Matrix<f64>) -> Result<Matrix<f32>> {
+    Matrix::from_values(wide.as_slice().iter().map(|v| *v as f32), wide.rows(), wide.cols())
+}
+
+/// Values rounded to T.
+fn narrowed<T: Element>(values: &Matrix<f32>) -> Result<Matrix<T>> {
+    let mut narrow = Matrix::zeros(values.rows(), values.cols())?;
+    T::narrow(values.as_slice(), narrow.as_mut_slice());
+    Ok(narrow)
+}
+
+/// Fills in what an output feature's inputs are multiplied by.
+type Weights<'a> = dyn Fn(usize, &mut [f64]) + Sync + 'a;
+
 /// A linear map in plain loops: factors as `roundoff` leaves them, `f32` accumulation in order,
 /// rounded to T.
 fn eager_linear<T: Element>(
@@ -293,20 +309,32 @@ fn eager_linear<T: Element>(
     out_features: usize,
     bias: Option<&[f32]>,
     roundoff: f64,
-    weight: impl Fn(usize, usize) -> T + Sync,
+    weights: &Weights<'_>,
 ) -> Result<Matrix<T>> {
+    narrowed(&eager_sums(&oracle::to_f64(x)?, out_features, bias, roundoff, weights)?)
+}
+
+/// Its sums, of values of T.
+fn eager_sums(
+    x: &Matrix<f64>,
+    out_features: usize,
+    bias: Option<&[f32]>,
+    roundoff: f64,
+    weights: &Weights<'_>,
+) -> Result<Matrix<f32>> {
     let [m, k] = x.shape();
     let mut out = Matrix::zeros(m, out_features)?;
-    let rows = Rows::new([m, k], |i, k| cut(x.row(i)[k].to_f32(), roundoff));
+    let mut x = singles(x)?;
+    x.as_mut_slice().iter_mut().for_each(|v| *v = cut(*v, roundoff));
+    let rows = Rows::new(&x);
     oracle::by_feature(
         [m, k, out_features],
-        || vec![0.0f32; k],
-        |column, o, out| {
-            for (k, c) in column.iter_mut().enumerate() {
-                *c = cut(weight(o, k).to_f32(), roundoff);
-            }
+        || (vec![0.0f64; k], vec![0.0f32; k]),
+        |(wide, column), o, out| {
+            weights(o, wide);
+            column.iter_mut().zip(&*wide).for_each(|(c, w)| *c = cut(*w as f32, roundoff));
             for (out, dot) in out.iter_mut().zip(rows.dots(column)) {
-                *out = T::from_f32(dot + bias.map_or(0.0, |b| b[o]));
+                *out = dot + bias.map_or(0.0, |b| b[o]);
             }
         },
         |i, o, value| out.as_mut_slice()[i * out_features + o] = value,
@@ -321,8 +349,9 @@ fn eager_gated_linear<T: Element>(
     roundoff: f64,
 ) -> Result<Matrix<T>> {
     let w = &params.weights;
-    let half =
-        |half, bias| eager_linear(x, w.intermediate(), bias, roundoff, |o, k| w.at(half, o, k));
+    let half = |half, bias| {
+        eager_linear(x, w.intermediate(), bias, roundoff, &|o, to| w.widen(half, o, to))
+    };
     let (gate, up) = (half(Half::Gate, params.gate_bias)?, half(Half::Up, params.up_bias)?);
     eager_activation(&params.activation, gate, &up, rows)
 }
@@ -338,11 +367,28 @@ fn eager_activation<T: Element>(
     if let Some(sparsity) = rows.steps.sparsity {
         rows_mut(&mut gate).for_each(|row| sparsity.apply(numerics.rounding, row));
     }
-    let h = gate.as_slice().iter().zip(up.as_slice());
-    let h = h.map(|(g, u)| act.apply::<T>(numerics, g.to_f32(), u.to_f32()));
-    let mut h = Matrix::from_values(h, gate.rows(), gate.cols())?;
+    let single = |m: &Matrix<T>| singles(&oracle::to_f64(m.view())?);
+    let mut h = narrowed(&eager_values(act, T::DTYPE, single(&gate)?, &single(up)?))?;
     rows_mut(&mut h).for_each(|row| rows.normalise(numerics.rounding, row));
     Ok(h)
+}
+
+/// act(gate, up) of values of `dtype`, as one.
+fn eager_values(
+    act: &Activation,
+    dtype: DType,
+    mut gate: Matrix<f32>,
+    up: &Matrix<f32>,
+) -> Matrix<f32> {
+    let numerics = Numerics::precise(Rounding::Eager);
+    let one: fn(&Activation, Numerics, f32, f32) -> f32 = match dtype {
+        DType::F32 => |act, numerics, g, u| act.apply::<f32>(numerics, g, u),
+        DType::F16 => |act, numerics, g, u| act.apply::<f16>(numerics, g, u).to_f32(),
+        DType::Bf16 => |act, numerics, g, u| act.apply::<bf16>(numerics, g, u).to_f32(),
+    };
+    let pairs = gate.as_mut_slice().iter_mut().zip(up.as_slice());
+    pairs.for_each(|(g, u)| *g = one(act, numerics, *g, *u));
+    gate
 }
 
 /// How h is computed from the sums of gate and up.
@@ -400,13 +446,13 @@ fn behind_norm(
     }
 }
 
-/// Bounds of y = h·Wd + bd stored as `dtype`, given those of h; `column(k)` fills in |Wd| of output feature k.
+/// Bounds of y = h·Wd + bd stored as `dtype`, given those of h.
 fn down_bound(
     dtype: DType,
     y: &oracle::Linear,
     h_bound: &Matrix<f64>,
     relative: f64,
-    column: impl Fn(usize, &mut [f64]) + Sync,
+    weights: &Weights<'_>,
 ) -> Result<Matrix<f64>> {
     let [m, k_len] = y.value.shape();
     let h_len = h_bound.cols();
@@ -414,11 +460,12 @@ fn down_bound(
     oracle::by_feature(
         [m, h_len, k_len],
         || vec![0.0f64; h_len],
-        |weights, k, out| {
-            column(k, weights);
+        |sizes, k, out| {
+            weights(k, sizes);
+            sizes.iter_mut().for_each(|v| *v = v.abs());
             for (i, out) in out.iter_mut().enumerate() {
                 // An h that may overflow admits anything in y, also where its weight is 0.
-                let passed_on = oracle::dot(h_bound.view().row(i), weights, Product::Error);
+                let passed_on = oracle::dot(h_bound.view().row(i), sizes, Product::Error);
                 let at = i * k_len + k;
                 let magnitude = y.magnitude.as_slice()[at] + passed_on;
                 let error = passed_on + relative * magnitude;
@@ -508,14 +555,10 @@ fn mlp_stored<T: Element>(
     let h_bound = gated_bound(between, &forward.gated, relative, |_, _| 0.0)?;
     let h_bound = behind_norm(&params.rows, between, &forward.gated.h, h_bound)?;
     let relative = sum_error(h_len, roundoff);
-    let bound = down_bound(stored, &forward.y, &h_bound, relative, |k, column| {
-        for (h, c) in column.iter_mut().enumerate() {
-            *c = params.down_at(k, h).to_f64().abs();
-        }
-    })?;
+    let down = |k, column: &mut [f64]| params.widen_down(k, column);
+    let bound = down_bound(stored, &forward.y, &h_bound, relative, &down)?;
     let h = eager_gated_linear(x, &params.gated, &params.rows, roundoff)?;
-    let down = |o, j| params.down_at(o, j);
-    let eager = eager_linear(h.view(), k_len, params.down_bias, roundoff, down)?;
+    let eager = eager_linear(h.view(), k_len, params.down_bias, roundoff, &down)?;
     let unit = T::DTYPE.unit_roundoff().max(roundoff);
     let frobenius_limit = frobenius_limit(&eager, &forward.y.value, gated.numerics, unit);
     let intermediates = intermediates(&forward.gated, numerics, Some(steps));

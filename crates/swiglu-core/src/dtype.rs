@@ -159,9 +159,27 @@ pub trait Element:
     }
     /// Rounds every lane to this type and back: the rounding steps of [`crate::Rounding`].
     fn round_lanes<V: F32Lanes>(v: V) -> V;
+    /// Exact conversion of every `step`-th value from the first on, as many as `to` has. Like [`Self::narrow`] it is compiled
+    /// with this crate, not with the program that names the type, which may be one that is not optimised.
+    fn widen(from: &[Self], step: usize, to: &mut [f64]);
+    /// Rounds each value as [`Self::from_f32`] does.
+    fn narrow(from: &[f32], to: &mut [Self]);
+}
+
+/// The conversions of many values.
+macro_rules! conversions {
+    () => {
+        fn widen(from: &[Self], step: usize, to: &mut [f64]) {
+            to.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, v)| *to = v.to_f64());
+        }
+        fn narrow(from: &[f32], to: &mut [Self]) {
+            to.iter_mut().zip(from).for_each(|(to, v)| *to = Self::from_f32(*v));
+        }
+    };
 }
 
 impl Element for f32 {
+    conversions!();
     const DTYPE: DType = DType::F32;
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -181,6 +199,7 @@ impl Element for f32 {
 }
 
 impl Element for f16 {
+    conversions!();
     const DTYPE: DType = DType::F16;
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -200,6 +219,7 @@ impl Element for f16 {
 }
 
 impl Element for bf16 {
+    conversions!();
     const DTYPE: DType = DType::Bf16;
     #[inline(always)]
     fn to_f32(self) -> f32 {

@@ -269,6 +269,18 @@ impl<'a, T: Element> GateUpWeights<'a, T> {
         }
     }
 
+    /// The weights to feature `h` of `half` from each input feature, exactly.
+    pub(crate) fn widen(&self, half: Half, h: usize, to: &mut [f64])
+    where
+        T: Element,
+    {
+        let (tensor, feature) = self.locate(half, h);
+        match self.layout.orientation {
+            Orientation::OutIn => tensor.widen_row(feature, to),
+            Orientation::InOut => tensor.widen_column(feature, to),
+        }
+    }
+
     /// A copy in another layout.
     ///
     /// # Errors

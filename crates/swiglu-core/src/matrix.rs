@@ -195,6 +195,20 @@ impl<'a, T: Element> MatrixRef<'a, T> {
         Self::new(data, rows, cols)
     }
 
+    /// The values of row `i`, exactly.
+    pub(crate) fn widen_row(&self, i: usize, to: &mut [f64]) {
+        T::widen(self.row(i), 1, to);
+    }
+
+    /// The values of column `j`, exactly.
+    pub(crate) fn widen_column(&self, j: usize, to: &mut [f64]) {
+        match self.row_stride {
+            // Rows that are all the same one.
+            0 => to.iter_mut().zip(0..self.rows).for_each(|(to, i)| *to = self.row(i)[j].to_f64()),
+            stride => T::widen(self.data.get(j..).unwrap_or_default(), stride, to),
+        }
+    }
+
     /// Refuses NaN and infinities, naming the first one.
     ///
     /// # Errors

@@ -56,7 +56,9 @@ mod features;
 
 pub(crate) use features::by_feature;
 
-pub(crate) use backward::{Chain, across_tokens, backward_chain, down_transposed, stacked_weights};
+pub(crate) use backward::{
+    Chain, across_tokens, backward_chain, down_transposed, stacked_weights, transposed,
+};
 pub use backward::{GatedLinearGrad, MlpGrad, gated_linear_backward, mlp_backward};
 
 /// A linear map's result with Σ|x||w| + |b| beside each element: the scale of its rounding errors.
@@ -74,12 +76,15 @@ struct Column {
     size: Vec<f64>,
 }
 
-/// x·W + b, with `weight(o)` the column of output feature `o`.
+/// Fills in the weights of an output feature.
+type Weights<'a> = dyn Fn(usize, &mut Column) + Sync + 'a;
+
+/// x·W + b.
 fn linear(
     x: &Matrix<f64>,
     out_features: usize,
     bias: Option<&[f32]>,
-    weight: impl Fn(usize, &mut Column) + Sync,
+    weight: &Weights<'_>,
 ) -> Result<Linear> {
     let (m, k) = (x.rows(), x.cols());
     let (mut value, mut magnitude) =
@@ -123,9 +128,7 @@ pub(crate) enum Product {
     Bound,
 }
 
-/// The sum of products over pairs. Callers are generic, so that they are compiled with the program that names an element
-/// type, and most programs of tests are not optimised: what takes their time is compiled here.
-#[inline(never)]
+/// The sum of products over pairs.
 pub(crate) fn dot(a: &[f64], b: &[f64], product: Product) -> f64 {
     match product {
         Product::Value => sum(a, b, |a, b| a * b),
@@ -153,11 +156,15 @@ fn sum(a: &[f64], b: &[f64], product: impl Fn(f64, f64) -> f64) -> f64 {
     sums.iter().sum()
 }
 
-/// Fills a column with weights that are single values.
-fn fill(column: &mut Column, weight: impl Fn(usize) -> f64) {
-    for (i, (v, s)) in column.value.iter_mut().zip(&mut column.size).enumerate() {
-        *v = weight(i);
-        *s = v.abs();
+impl Column {
+    /// Of weights that are single values.
+    fn fill(&mut self, weights: impl FnOnce(&mut [f64])) {
+        weights(&mut self.value);
+        self.set_sizes();
+    }
+
+    fn set_sizes(&mut self) {
+        self.size.iter_mut().zip(&self.value).for_each(|(s, v)| *s = v.abs());
     }
 }
 
@@ -171,9 +178,12 @@ fn fill_quantized(column: &mut Column, weights: &QuantizedRef<'_>, row: usize) {
     });
 }
 
+/// What is generic is compiled with the program that names an element type, and most programs of tests are not optimised. So
+/// inputs and weights are read as float64, and all that takes time is compiled once, with this crate.
 pub(crate) fn to_f64<T: Element>(x: MatrixRef<'_, T>) -> Result<Matrix<f64>> {
-    let values = (0..x.rows()).flat_map(|i| x.row(i).iter().map(|v| v.to_f64()));
-    Matrix::from_values(values, x.rows(), x.cols())
+    let mut wide = Matrix::zeros(x.rows(), x.cols())?;
+    rows_mut(&mut wide).enumerate().for_each(|(i, row)| x.widen_row(i, row));
+    Ok(wide)
 }
 
 /// The gated linear layer with its intermediates.
@@ -209,8 +219,8 @@ fn gated_linear_within<T: Element>(
     x.expect_shape("x", [x.rows(), w.hidden()])?;
     let x = to_f64(x)?;
     let half = |half, bias| {
-        linear(&x, w.intermediate(), bias, |o, column| {
-            fill(column, |k| w.at(half, o, k).to_f64());
+        linear(&x, w.intermediate(), bias, &|o, column| {
+            column.fill(|values| w.widen(half, o, values));
         })
     };
     let (gate, up) = (half(Half::Gate, params.gate_bias)?, half(Half::Up, params.up_bias)?);
@@ -254,7 +264,7 @@ fn quantized_gated_linear_within<T: Element>(
     x.expect_shape("x", [x.rows(), params.hidden()])?;
     let x = to_f64(x)?;
     let half = |weights: &QuantizedRef<'_>, bias| {
-        linear(&x, weights.rows(), bias, |o, column| fill_quantized(column, weights, o))
+        linear(&x, weights.rows(), bias, &|o, column| fill_quantized(column, weights, o))
     };
     let (gate, up) = (half(&params.gate, params.gate_bias)?, half(&params.up, params.up_bias)?);
     join(gate, up, &params.activation, steps)
@@ -300,8 +310,8 @@ pub fn mlp<T: Element>(x: MatrixRef<'_, T>, params: &MlpParams<'_, T>) -> Result
     params.validate()?;
     let gated = gated_linear_within(x, &params.gated, params.rows.steps)?;
     Mlp::of(gated, &params.rows, |h| {
-        linear(h, params.gated.weights.hidden(), params.down_bias, |o, column| {
-            fill(column, |h| params.down_at(o, h).to_f64());
+        linear(h, params.gated.weights.hidden(), params.down_bias, &|o, column| {
+            column.fill(|values| params.widen_down(o, values));
         })
     })
 }
@@ -317,7 +327,7 @@ pub fn quantized_mlp<T: Element>(
     params.validate()?;
     let gated = quantized_gated_linear_within(x, &params.gated, params.rows.steps)?;
     Mlp::of(gated, &params.rows, |h| {
-        linear(h, params.down.rows(), params.down_bias, |o, column| {
+        linear(h, params.down.rows(), params.down_bias, &|o, column| {
             fill_quantized(column, &params.down, o);
         })
     })

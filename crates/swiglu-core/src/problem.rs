@@ -197,6 +197,22 @@ impl<'a, T: Element> MlpParams<'a, T> {
         }
     }
 
+    /// The weights to output feature `k` from each intermediate one, exactly.
+    pub(crate) fn widen_down(&self, k: usize, to: &mut [f64]) {
+        match self.down_orientation {
+            Orientation::OutIn => self.down.widen_row(k, to),
+            Orientation::InOut => self.down.widen_column(k, to),
+        }
+    }
+
+    /// The weights from intermediate feature `h` to each output feature, exactly.
+    pub(crate) fn widen_down_from(&self, h: usize, to: &mut [f64]) {
+        match self.down_orientation {
+            Orientation::OutIn => self.down.widen_column(h, to),
+            Orientation::InOut => self.down.widen_row(h, to),
+        }
+    }
+
     /// The problem of `m` tokens.
     pub fn problem(&self, m: usize) -> Problem {
         let gated = self.gated.problem(m);

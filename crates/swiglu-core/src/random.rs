@@ -39,10 +39,18 @@ pub fn normal_matrix<T: Element>(
     scale: f32,
 ) -> crate::Result<Matrix<T>> {
     let mut m = Matrix::zeros(rows, cols)?;
-    for (i, v) in m.as_mut_slice().iter_mut().enumerate() {
-        *v = T::from_f32(normal(seed, i as u64) * scale);
+    let mut some = [0.0; 256];
+    for (first, values) in (0..).step_by(some.len()).zip(m.as_mut_slice().chunks_mut(some.len())) {
+        normals(seed, first, scale, &mut some);
+        T::narrow(&some, values);
     }
     Ok(m)
+}
+
+fn normals(seed: u64, first: u64, scale: f32, to: &mut [f32]) {
+    for (i, v) in (first..).zip(to) {
+        *v = normal(seed, i) * scale;
+    }
 }
 
 /// Up to `count` distinct indices below `n`, ascending: the last and the first among them, the others random.

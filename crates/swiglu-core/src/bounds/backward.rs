@@ -6,9 +6,12 @@
 //! that error, either side of it is right. What reaches a product over tokens or features is then summed, with the error
 //! of a sum in `f32` in any order, and rounded as it is stored.
 
+use half::{bf16, f16};
+
 use super::{
-    Reference, U32, activation_bound, eager_gated_linear, eager_linear, exp_error, exponent,
-    frobenius_limit_behind, linear_error, relative_frobenius, rounding, scaled, sum_error,
+    Reference, U32, activation_bound, eager_gated_linear, eager_linear, eager_sums, exp_error,
+    exponent, frobenius_limit_behind, linear_error, narrowed, relative_frobenius, rounding, scaled,
+    singles, sum_error,
 };
 use crate::activation::{Activation, GateFn};
 use crate::dtype::{DType, Element};
@@ -16,7 +19,7 @@ use crate::error::Result;
 use crate::layout::{GateUpRef, Half};
 use crate::matrix::{Matrix, MatrixRef};
 use crate::numerics::{Numerics, Rounding};
-use crate::oracle::{self, Chain, Product, across_tokens, dot, to_f64};
+use crate::oracle::{self, Chain, Product, across_tokens, dot, to_f64, transposed};
 use crate::problem::{GatedLinearParams, MlpParams};
 use crate::rows::RowParams;
 
@@ -212,11 +215,11 @@ struct As {
 impl As {
     /// The reference of sums of `terms` products: their exact values, the sum of the magnitudes of their terms, and that
     /// of the largest magnitudes the terms may have.
-    fn sums<T: Element>(
+    fn sums(
         self,
         terms: usize,
         (value, exact, most): (Matrix<f64>, Matrix<f64>, Matrix<f64>),
-        eager: &Matrix<T>,
+        eager_error: f64,
         roundings: usize,
     ) -> Result<GradientReference> {
         let relative = sum_error(terms, self.roundoff);
@@ -227,9 +230,8 @@ impl As {
             error + rounding(self.stored, value.abs() + error)
         });
         let bound = Matrix::from_values(bound, value.rows(), value.cols())?;
-        let eager_error = relative_frobenius(eager.view(), value.view());
         let frobenius_limit =
-            frobenius_limit_behind(eager, &value, self.numerics, self.unit, roundings);
+            frobenius_limit_behind(eager_error, &value, self.numerics, self.unit, roundings);
         let reference = Reference { value, bound, frobenius_limit, intermediates: Vec::new() };
         Ok(GradientReference { reference, eager_error })
     }
@@ -243,14 +245,14 @@ impl As {
         let value = across_tokens(&a.value, &b.value, Product::Value)?;
         let exact = across_tokens(&a.value, &b.value, Product::Size)?;
         let most = across_tokens(&a.most()?, &b.most()?, Product::Bound)?;
-        let [left, right] = eager;
-        let columns = (0..left.cols()).flat_map(|c| (0..left.rows()).map(move |r| left[(r, c)]));
-        let left = Matrix::from_values(columns, left.cols(), left.rows())?;
-        let eager =
-            eager_linear(left.view(), right.cols(), None, self.roundoff, |o, m| right[(m, o)])?;
+        let columns = |m: &Matrix<T>| transposed(&to_f64(m.view())?);
+        let (left, right) = (columns(eager[0])?, columns(eager[1])?);
+        let weights = |o, to: &mut [f64]| to.copy_from_slice(right.view().row(o));
+        let eager = eager_sums(&left, right.rows(), None, self.roundoff, &weights)?;
+        let eager_error = relative_frobenius(narrowed::<T>(&eager)?.view(), value.view());
         // A rounded factor is in a whole row or column of sums: no more are independent than it has elements.
         let roundings = a.value.as_slice().len().min(b.value.as_slice().len());
-        self.sums(a.value.rows(), (value, exact, most), &eager, roundings)
+        self.sums(a.value.rows(), (value, exact, most), eager_error, roundings)
     }
 
     /// The reference of the sums of columns.
@@ -355,7 +357,8 @@ fn through_down<'a, T: Element>(
     let error = |magnitude: &f64| linear_error(*magnitude, sum_error(k, roundoff), rounds);
     let [m, _] = dh.value.shape();
     let bound = Matrix::from_values(dh.magnitude.as_slice().iter().map(error), m, h)?;
-    let eager_dh = eager_linear(dy, h, None, roundoff, |j, k| params.down_at(k, j))?;
+    let down = |j, to: &mut [f64]| params.widen_down_from(j, to);
+    let eager_dh = eager_linear(dy, h, None, roundoff, &down)?;
     let dh = Off { value: dh.value, bound };
     Inner::of(x, &params.gated, &dh, &eager_dh, how::<T>(&params.gated, stored, roundoff))
 }
@@ -383,16 +386,20 @@ impl<'a, T: Element> Inner<'a, T> {
     ) -> Result<Self> {
         let chain = oracle::backward_chain(x, params, dh.value.view())?;
         let eager = Eager::of(x, params, eager_dh, how.roundoff)?;
-        let (h, [dgate, dup]) = element_wise(params, T::DTYPE, &chain, dh, how)?;
+        let numerics = (&params.activation, params.numerics, T::DTYPE);
+        let (h, [dgate, dup]) = element_wise(numerics, &chain, dh, how.roundoff)?;
         let x_exact = Off::exact(chain.x)?;
         Ok(Self { params: *params, how, x: x_exact, h, dgate, dup, eager_x: copied(x)?, eager })
     }
 
     fn dx(&self) -> Result<GradientReference> {
         let weights = oracle::stacked_weights(&self.params)?;
-        let eager = self.eager.dx(&self.params, self.how.roundoff)?;
+        let eager = self.eager.dx(&weights, self.how.roundoff)?;
+        let sums = input_gradient(&weights, [&self.dgate, &self.dup])?;
+        let eager_error = relative_frobenius(eager.view(), sums.0.view());
         let how = As { stored: T::DTYPE, ..self.how };
-        input_gradient(&weights, [&self.dgate, &self.dup], &eager, how)
+        let roundings = sums.0.rows() * weights.cols();
+        how.sums(weights.cols(), sums, eager_error, roundings)
     }
 
     fn gate(&self) -> Result<GradientReference> {
@@ -422,16 +429,14 @@ impl<'a, T: Element> Inner<'a, T> {
 }
 
 /// h, ∂L/∂gate and ∂L/∂up from gate and up as a backward pass has them: rounded to T.
-fn element_wise<T: Element>(
-    params: &GatedLinearParams<'_, T>,
-    dtype: DType,
+fn element_wise(
+    (act, numerics, dtype): (&Activation, Numerics, DType),
     chain: &Chain,
     dh: &Off,
-    how: As,
+    roundoff: f64,
 ) -> Result<(Off, [Off; 2])> {
-    let (act, numerics) = (&params.activation, params.numerics);
     let [m, h_len] = chain.dgate.shape();
-    let relative = sum_error(params.weights.hidden(), how.roundoff);
+    let relative = sum_error(chain.x.cols(), roundoff);
     let off = |l: &oracle::Linear, at| {
         (l.value[at], linear_error(l.magnitude[at], relative, Some(dtype)))
     };
@@ -449,13 +454,11 @@ fn element_wise<T: Element>(
     Ok((off(&chain.forward.h, h)?, [off(&chain.dgate, dgate)?, off(&chain.dup, dup)?]))
 }
 
-/// dx = dgate·Wgᵀ + dup·Wuᵀ, as one sum.
-fn input_gradient<T: Element>(
+/// dx = dgate·Wgᵀ + dup·Wuᵀ, as one sum: what [`As::sums`] is given.
+fn input_gradient(
     weights: &Matrix<f64>,
     [dgate, dup]: [&Off; 2],
-    eager: &Matrix<T>,
-    how: As,
-) -> Result<GradientReference> {
+) -> Result<(Matrix<f64>, Matrix<f64>, Matrix<f64>)> {
     let (m, k_len) = (dgate.value.rows(), weights.rows());
     let most = [dgate.most()?, dup.most()?];
     let zeros = || Matrix::<f64>::zeros(m, k_len);
@@ -470,8 +473,7 @@ fn input_gradient<T: Element>(
             largest[(i, k)] = dot(&both_most, column, Product::Bound);
         }
     }
-    let roundings = value.rows() * weights.cols();
-    how.sums(weights.cols(), (value, exact, largest), eager, roundings)
+    Ok((value, exact, largest))
 }
 
 /// The baseline: PyTorch's order of roundings in plain loops.
@@ -489,29 +491,58 @@ impl<T: Element> Eager<T> {
         roundoff: f64,
     ) -> Result<Self> {
         let w = &params.weights;
-        let half =
-            |half, bias| eager_linear(x, w.intermediate(), bias, roundoff, |o, k| w.at(half, o, k));
+        let half = |half, bias| {
+            let sums: Matrix<T> =
+                eager_linear(x, w.intermediate(), bias, roundoff, &|o, to| w.widen(half, o, to))?;
+            singles(&to_f64(sums.view())?)
+        };
         let (gate, up) = (half(Half::Gate, params.gate_bias)?, half(Half::Up, params.up_bias)?);
-        let [m, h_len] = gate.shape();
-        let (mut dgate, mut dup) = (Matrix::zeros(m, h_len)?, Matrix::zeros(m, h_len)?);
-        for at in (0..m).flat_map(|i| (0..h_len).map(move |j| (i, j))) {
-            let given = [gate[at], up[at], dh[at]].map(T::to_f32);
-            let numerics = Numerics::precise(Rounding::Eager);
-            [dgate[at], dup[at]] = params.activation.apply_backward(numerics, given);
-        }
+        let dh = singles(&to_f64(dh.view())?)?;
+        let [dgate, dup] = eager_gradients(&params.activation, T::DTYPE, [gate, up], &dh);
+        let (dgate, dup) = (narrowed(&dgate)?, narrowed(&dup)?);
         let h = eager_gated_linear(x, params, &RowParams::NONE, roundoff)?;
         Ok(Self { h, dgate, dup })
     }
 
     /// Two products, each rounded, and their sum.
-    fn dx(&self, params: &GatedLinearParams<'_, T>, roundoff: f64) -> Result<Matrix<T>> {
-        let w = &params.weights;
-        let product = |d: &Matrix<T>, half| {
-            eager_linear(d.view(), w.hidden(), None, roundoff, |k, j| w.at(half, j, k))
+    fn dx(&self, weights: &Matrix<f64>, roundoff: f64) -> Result<Matrix<T>> {
+        let product = |d: &Matrix<T>, from: usize| -> Result<Matrix<f32>> {
+            let row = |k, to: &mut [f64]| {
+                to.copy_from_slice(&weights.view().row(k)[from..][..to.len()]);
+            };
+            let product: Matrix<T> = eager_linear(d.view(), weights.rows(), None, roundoff, &row)?;
+            singles(&to_f64(product.view())?)
         };
-        let (gate, up) = (product(&self.dgate, Half::Gate)?, product(&self.dup, Half::Up)?);
-        let sums = gate.as_slice().iter().zip(up.as_slice());
-        let sums = sums.map(|(a, b)| T::from_f32(a.to_f32() + b.to_f32()));
-        Matrix::from_values(sums, gate.rows(), gate.cols())
+        let (mut sums, up) = (product(&self.dgate, 0)?, product(&self.dup, self.dgate.cols())?);
+        add(&mut sums, &up);
+        narrowed(&sums)
     }
+}
+
+fn add(to: &mut Matrix<f32>, other: &Matrix<f32>) {
+    to.as_mut_slice().iter_mut().zip(other.as_slice()).for_each(|(a, b)| *a += b);
+}
+
+/// ∂L/∂gate and ∂L/∂up of values of `dtype`.
+fn eager_gradients(
+    act: &Activation,
+    dtype: DType,
+    [mut gate, mut up]: [Matrix<f32>; 2],
+    dh: &Matrix<f32>,
+) -> [Matrix<f32>; 2] {
+    let numerics = Numerics::precise(Rounding::Eager);
+    let one: fn(&Activation, Numerics, [f32; 3]) -> [f32; 2] = match dtype {
+        DType::F32 => |act, numerics, given| act.apply_backward::<f32>(numerics, given),
+        DType::F16 => {
+            |act, numerics, given| act.apply_backward::<f16>(numerics, given).map(f16::to_f32)
+        }
+        DType::Bf16 => {
+            |act, numerics, given| act.apply_backward::<bf16>(numerics, given).map(bf16::to_f32)
+        }
+    };
+    let pairs = gate.as_mut_slice().iter_mut().zip(up.as_mut_slice());
+    for ((gate, up), dh) in pairs.zip(dh.as_slice()) {
+        [*gate, *up] = one(act, numerics, [*gate, *up, *dh]);
+    }
+    [gate, up]
 }

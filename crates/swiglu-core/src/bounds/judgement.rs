@@ -8,14 +8,30 @@ use crate::matrix::MatrixRef;
 /// ‖out − reference‖ / ‖reference‖ in the Frobenius norm, of the elements whose reference is finite: what
 /// the others are has no distance. 0 where both norms are zero.
 pub fn relative_frobenius<T: Element>(out: MatrixRef<'_, T>, reference: MatrixRef<'_, f64>) -> f64 {
-    let (mut error, mut norm) = (0.0f64, 0.0f64);
+    let mut squares = Squares::default();
+    let mut row = vec![0.0; out.cols()];
     for i in 0..out.rows() {
-        for (o, r) in out.row(i).iter().zip(reference.row(i)).filter(|(_, r)| r.is_finite()) {
-            error += (o.to_f64() - r).powi(2);
-            norm += r * r;
+        out.widen_row(i, &mut row);
+        squares.add(&row, reference.row(i));
+    }
+    let Squares { error, norm } = squares;
+    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+}
+
+/// Sums of squares.
+#[derive(Default)]
+struct Squares {
+    error: f64,
+    norm: f64,
+}
+
+impl Squares {
+    fn add(&mut self, out: &[f64], reference: &[f64]) {
+        for (o, r) in out.iter().zip(reference).filter(|(_, r)| r.is_finite()) {
+            self.error += (o - r).powi(2);
+            self.norm += r * r;
         }
     }
-    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
 }
 
 /// What a comparison with a [`Reference`] found.
@@ -128,36 +144,41 @@ impl Reference {
             overflow: self.overflow(T::DTYPE),
             lost: None,
         };
+        let mut row = vec![0.0; out.cols()];
         for i in 0..out.rows() {
-            for (c, o) in out.row(i).iter().enumerate() {
-                let r = self.value.view().row(i)[c];
-                let error = (o.to_f64() - r).abs();
-                let fits = r.abs() < T::DTYPE.least_infinite();
-                if j.lost.is_none() && fits && !o.to_f64().is_finite() {
-                    j.lost = Some(self.lost((i, c), r, o.to_f64(), T::DTYPE));
-                }
-                let ratio = if r.is_nan() {
-                    if o.to_f64().is_nan() { 0.0 } else { f64::INFINITY }
-                } else if o.to_f64() == r {
-                    0.0
-                } else {
-                    error / self.bound.view().row(i)[c]
-                };
-                // An overflow that the bound admits compares as ∞/∞; an inadmissible NaN is wrong.
-                let admitted = self.bound.view().row(i)[c] == f64::INFINITY;
-                let ratio = match ratio.is_nan() {
-                    true if admitted => 0.0,
-                    true => f64::INFINITY,
-                    false => ratio,
-                };
-                if error.is_finite() {
-                    j.max_abs = j.max_abs.max(error);
-                }
-                if ratio > j.worst_ratio {
-                    (j.worst_ratio, j.worst_at) = (ratio, (i, c));
-                }
-            }
+            out.widen_row(i, &mut row);
+            self.judge_row(i, &row, T::DTYPE, &mut j);
         }
         Ok(j)
+    }
+
+    fn judge_row(&self, i: usize, out: &[f64], dtype: DType, j: &mut Judgement) {
+        let (values, bounds) = (self.value.view().row(i), self.bound.view().row(i));
+        for (c, (&o, (&r, &bound))) in out.iter().zip(values.iter().zip(bounds)).enumerate() {
+            let error = (o - r).abs();
+            let fits = r.abs() < dtype.least_infinite();
+            if j.lost.is_none() && fits && !o.is_finite() {
+                j.lost = Some(self.lost((i, c), r, o, dtype));
+            }
+            let ratio = if r.is_nan() {
+                if o.is_nan() { 0.0 } else { f64::INFINITY }
+            } else if o == r {
+                0.0
+            } else {
+                error / bound
+            };
+            // An overflow that the bound admits compares as ∞/∞; an inadmissible NaN is wrong.
+            let ratio = match ratio.is_nan() {
+                true if bound == f64::INFINITY => 0.0,
+                true => f64::INFINITY,
+                false => ratio,
+            };
+            if error.is_finite() {
+                j.max_abs = j.max_abs.max(error);
+            }
+            if ratio > j.worst_ratio {
+                (j.worst_ratio, j.worst_at) = (ratio, (i, c));
+            }
+        }
     }
 }

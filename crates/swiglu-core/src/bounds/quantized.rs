@@ -15,7 +15,7 @@
 
 use crate::bounds::{
     Between, Reference, Rows, U32, behind_norm, down_bound, eager_activation, frobenius_limit,
-    gamma, gated_bound,
+    gamma, gated_bound, narrowed, singles,
 };
 use half::f16;
 
@@ -23,7 +23,7 @@ use crate::dtype::{DType, Element};
 use crate::error::Result;
 use crate::layout::Half;
 use crate::matrix::{Matrix, MatrixRef};
-use crate::oracle::{self, Product};
+use crate::oracle::{self, Product, to_f64};
 use crate::quant::{QuantizedGatedLinearParams, QuantizedMlpParams, QuantizedRef, QuantizedType};
 use crate::rows::{RowParams, RowSteps};
 
@@ -111,7 +111,14 @@ fn taken<T: Element>(
     kind: QuantizedType,
     inputs: BlockInputs,
 ) -> Result<Matrix<f32>> {
-    let mut x = x.to_dtype::<f32>()?;
+    taken_singles(singles(&to_f64(x)?)?, kind, inputs)
+}
+
+fn taken_singles(
+    mut x: Matrix<f32>,
+    kind: QuantizedType,
+    inputs: BlockInputs,
+) -> Result<Matrix<f32>> {
     let cols = x.cols();
     if inputs == BlockInputs::EightBits && cols > 0 {
         for row in x.as_mut_slice().chunks_mut(cols) {
@@ -134,8 +141,16 @@ fn eager_linear<T: Element>(
     weights: &QuantizedRef<'_>,
     bias: Option<&[f32]>,
 ) -> Result<Matrix<T>> {
+    narrowed(&eager_sums(x, weights, bias)?)
+}
+
+fn eager_sums(
+    x: &Matrix<f32>,
+    weights: &QuantizedRef<'_>,
+    bias: Option<&[f32]>,
+) -> Result<Matrix<f32>> {
     let mut out = Matrix::zeros(x.rows(), weights.rows())?;
-    let rows = Rows::new(x.shape(), |i, k| x.view().row(i)[k]);
+    let rows = Rows::new(x);
     oracle::by_feature(
         [x.rows(), x.cols(), weights.rows()],
         <(Vec<f32>, Vec<f32>)>::default,
@@ -148,7 +163,7 @@ fn eager_linear<T: Element>(
             });
             let dots = rows.dots(products).zip(rows.dots(minima));
             for (out, (products, minima)) in out.iter_mut().zip(dots) {
-                *out = T::from_f32(products + minima + bias.map_or(0.0, |b| b[o]));
+                *out = products + minima + bias.map_or(0.0, |b| b[o]);
             }
         },
         |i, o, value| out.as_mut_slice()[i * weights.rows() + o] = value,
@@ -168,20 +183,21 @@ fn eager_gated_linear<T: Element>(
     eager_activation(&params.activation, gate, &up, rows)
 }
 
-fn h_bound<T: Element>(
-    x: MatrixRef<'_, T>,
+/// `x` has values of `dtype`.
+fn h_bound(
+    (x, dtype): (&Matrix<f64>, DType),
     (params, steps): (&QuantizedGatedLinearParams<'_>, RowSteps),
     forward: &oracle::GatedLinear,
     inputs: Option<BlockInputs>,
 ) -> Result<Matrix<f64>> {
-    let (between, relative) = (between::<T>(params, steps), sum_error(&params.gate));
+    let (between, relative) = (between(params, steps, dtype), sum_error(&params.gate));
     if inputs.is_none() {
         return gated_bound(between, forward, relative, |_, _| 0.0);
     }
     let mut errors = Matrix::room(x.rows(), x.cols())?;
     for i in 0..x.rows() {
-        let magnitudes: Vec<f64> = x.row(i).iter().map(|v| v.to_f64().abs()).collect();
-        errors.extend(input_errors(&magnitudes, T::DTYPE, params.gate.kind(), inputs));
+        let magnitudes: Vec<f64> = x.view().row(i).iter().map(|v| v.abs()).collect();
+        errors.extend(input_errors(&magnitudes, dtype, params.gate.kind(), inputs));
     }
     let errors = Matrix::from_vec(errors, x.rows(), x.cols())?;
     let (gate, up) = (passed_on(&errors, &params.gate)?, passed_on(&errors, &params.up)?);
@@ -191,12 +207,13 @@ fn h_bound<T: Element>(
     })
 }
 
-fn between<'a, T: Element>(
+fn between<'a>(
     params: &'a QuantizedGatedLinearParams<'_>,
     RowSteps { sparsity, .. }: RowSteps,
+    dtype: DType,
 ) -> Between<'a> {
     let (act, numerics) = (&params.activation, params.numerics);
-    Between { act, numerics, dtype: T::DTYPE, sparsity }
+    Between { act, numerics, dtype, sparsity }
 }
 
 /// Reference of the gated linear layer with quantised weights, inputs and output of T.
@@ -221,9 +238,9 @@ pub fn quantized_gated_linear_with<T: Element>(
     inputs: BlockInputs,
 ) -> Result<Reference> {
     let forward = oracle::quantized_gated_linear(x, params)?;
-    let within = (params, RowSteps::NONE);
-    let bound = h_bound(x, within, &forward, Some(inputs))?;
-    let beside = h_bound(x, within, &forward, None)?;
+    let (wide, within) = (to_f64(x)?, (params, RowSteps::NONE));
+    let bound = h_bound((&wide, T::DTYPE), within, &forward, Some(inputs))?;
+    let beside = h_bound((&wide, T::DTYPE), within, &forward, None)?;
     let eager = eager_gated_linear(x, params, &RowParams::NONE, inputs)?;
     let frobenius_limit = frobenius_limit(&eager, &forward.h, params.numerics, unit::<T>(inputs))
         + of_inputs(&bound, &beside, &forward.h, inputs);
@@ -261,25 +278,26 @@ fn unit<T: Element>(inputs: BlockInputs) -> f64 {
     }
 }
 
-fn y_bound<T: Element>(
-    x: MatrixRef<'_, T>,
+/// `x` has values of `dtype`.
+fn y_bound(
+    (x, dtype): (&Matrix<f64>, DType),
     params: &QuantizedMlpParams<'_>,
     forward: &oracle::Mlp,
     inputs: Option<BlockInputs>,
 ) -> Result<Matrix<f64>> {
     let (gated, steps) = (&params.gated, params.rows.steps);
-    let h_error = h_bound(x, (gated, steps), &forward.gated, inputs)?;
-    let between = between::<T>(gated, steps);
+    let h_error = h_bound((x, dtype), (gated, steps), &forward.gated, inputs)?;
+    let between = between(gated, steps, dtype);
     let mut h_error = behind_norm(&params.rows, between, &forward.gated.h, h_error)?;
     let (h, cols) = (forward.hidden(), h_error.cols().max(1));
     let rows = h_error.as_mut_slice().chunks_mut(cols).zip(h.as_slice().chunks(cols));
     for (errors, h) in rows {
         let magnitudes: Vec<f64> = h.iter().zip(&*errors).map(|(h, e)| h.abs() + e).collect();
-        let taken = input_errors(&magnitudes, T::DTYPE, params.down.kind(), inputs);
+        let taken = input_errors(&magnitudes, dtype, params.down.kind(), inputs);
         errors.iter_mut().zip(taken).for_each(|(e, t)| *e += t);
     }
     let relative = sum_error(&params.down);
-    down_bound(T::DTYPE, &forward.y, &h_error, relative, |k, column| {
+    down_bound(dtype, &forward.y, &h_error, relative, &|k, column| {
         let mut places = column.iter_mut();
         params.down.terms(k, |product, minimum| {
             if let Some(place) = places.next() {
@@ -310,8 +328,9 @@ pub fn quantized_mlp_with<T: Element>(
     inputs: BlockInputs,
 ) -> Result<Reference> {
     let forward = oracle::quantized_mlp(x, params)?;
-    let bound = y_bound(x, params, &forward, Some(inputs))?;
-    let beside = y_bound(x, params, &forward, None)?;
+    let wide = to_f64(x)?;
+    let bound = y_bound((&wide, T::DTYPE), params, &forward, Some(inputs))?;
+    let beside = y_bound((&wide, T::DTYPE), params, &forward, None)?;
     let h = eager_gated_linear(x, &params.gated, &params.rows, inputs)?;
     let h = taken(h.view(), params.down.kind(), inputs)?;
     let eager = eager_linear::<T>(&h, &params.down, params.down_bias)?;

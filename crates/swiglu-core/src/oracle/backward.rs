@@ -1,6 +1,7 @@
 //! Gradients in float64: the chain rule in plain loops.
 
-use super::{GatedLinear, Linear, Product, dot, fill, gated_linear, linear, to_f64};
+use super::{GatedLinear, Linear, Product, dot, gated_linear, linear, rows_mut, to_f64};
+use crate::activation::Activation;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::layout::Half;
@@ -38,17 +39,46 @@ pub(crate) fn backward_chain<T: Element>(
     params: &GatedLinearParams<'_, T>,
     dh: MatrixRef<'_, f64>,
 ) -> Result<Chain> {
-    let forward = gated_linear(x, params)?;
-    let [m, h] = forward.h.shape();
-    dh.expect_shape("dh", [m, h])?;
-    let (mut dgate, mut dup) = (Matrix::zeros(m, h)?, Matrix::zeros(m, h)?);
-    for at in (0..m).flat_map(|i| (0..h).map(move |j| (i, j))) {
-        let (gate, up) = (forward.gate.value[at], forward.up.value[at]);
-        let (dg, du) = params.activation.derivative(gate, up);
-        let dh = dh.row(at.0)[at.1];
-        (dgate[at], dup[at]) = (dg * dh, du * dh);
+    Chain::of(to_f64(x)?, gated_linear(x, params)?, &params.activation, dh)
+}
+
+impl Chain {
+    fn of(
+        x: Matrix<f64>,
+        forward: GatedLinear,
+        act: &Activation,
+        dh: MatrixRef<'_, f64>,
+    ) -> Result<Self> {
+        let [m, h] = forward.h.shape();
+        dh.expect_shape("dh", [m, h])?;
+        let (mut dgate, mut dup) = (Matrix::zeros(m, h)?, Matrix::zeros(m, h)?);
+        for at in (0..m).flat_map(|i| (0..h).map(move |j| (i, j))) {
+            let (dg, du) = act.derivative(forward.gate.value[at], forward.up.value[at]);
+            let dh = dh.row(at.0)[at.1];
+            (dgate[at], dup[at]) = (dg * dh, du * dh);
+        }
+        Ok(Self { x, forward, dgate, dup })
     }
-    Ok(Chain { x: to_f64(x)?, forward, dgate, dup })
+
+    /// Gradients of the layer whose weights, stacked, are `weights`.
+    fn gradients(&self, weights: &Matrix<f64>) -> Result<GatedLinearGrad> {
+        let Self { x, dgate, dup, .. } = self;
+        let (m, k_len) = (x.rows(), x.cols());
+        let mut dx = Matrix::zeros(m, k_len)?;
+        for i in 0..m {
+            let both = [dgate.view().row(i), dup.view().row(i)].concat();
+            for k in 0..k_len {
+                dx[(i, k)] = dot(&both, weights.view().row(k), Product::Value);
+            }
+        }
+        Ok(GatedLinearGrad {
+            dx,
+            dgate_weight: across_tokens(dgate, x, Product::Value)?,
+            dup_weight: across_tokens(dup, x, Product::Value)?,
+            dgate_bias: column_sums(dgate),
+            dup_bias: column_sums(dup),
+        })
+    }
 }
 
 /// ∂L/∂h = dy·Wdᵀ with its magnitudes.
@@ -56,8 +86,8 @@ pub(crate) fn down_transposed<T: Element>(
     params: &MlpParams<'_, T>,
     dy: &Matrix<f64>,
 ) -> Result<Linear> {
-    linear(dy, params.gated.weights.intermediate(), None, |h, column| {
-        fill(column, |k| params.down_at(k, h).to_f64());
+    linear(dy, params.gated.weights.intermediate(), None, &|h, column| {
+        column.fill(|values| params.widen_down_from(h, values));
     })
 }
 
@@ -66,15 +96,17 @@ pub(crate) fn stacked_weights<T: Element>(
     params: &GatedLinearParams<'_, T>,
 ) -> Result<Matrix<f64>> {
     let w = &params.weights;
-    let halves = |k| {
-        let half = move |half| (0..w.intermediate()).map(move |j| w.at(half, j, k).to_f64());
-        half(Half::Gate).chain(half(Half::Up))
-    };
-    Matrix::from_values((0..w.hidden()).flat_map(halves), w.hidden(), 2 * w.intermediate())
+    let features = w.intermediate();
+    let mut rows = Matrix::zeros(2 * features, w.hidden())?;
+    rows_mut(&mut rows).enumerate().for_each(|(j, row)| match j.checked_sub(features) {
+        None => w.widen(Half::Gate, j, row),
+        Some(j) => w.widen(Half::Up, j, row),
+    });
+    transposed(&rows)
 }
 
 /// The transpose.
-fn transposed(m: &Matrix<f64>) -> Result<Matrix<f64>> {
+pub(crate) fn transposed(m: &Matrix<f64>) -> Result<Matrix<f64>> {
     let values = (0..m.cols()).flat_map(|c| (0..m.rows()).map(move |r| m[(r, c)]));
     Matrix::from_values(values, m.cols(), m.rows())
 }
@@ -106,24 +138,7 @@ pub fn gated_linear_backward<T: Element>(
     params: &GatedLinearParams<'_, T>,
     dh: MatrixRef<'_, f64>,
 ) -> Result<GatedLinearGrad> {
-    let chain = backward_chain(x, params, dh)?;
-    let Chain { x, dgate, dup, .. } = &chain;
-    let weights = stacked_weights(params)?;
-    let (m, k_len) = (x.rows(), x.cols());
-    let mut dx = Matrix::zeros(m, k_len)?;
-    for i in 0..m {
-        let both = [dgate.view().row(i), dup.view().row(i)].concat();
-        for k in 0..k_len {
-            dx[(i, k)] = dot(&both, weights.view().row(k), Product::Value);
-        }
-    }
-    Ok(GatedLinearGrad {
-        dx,
-        dgate_weight: across_tokens(dgate, x, Product::Value)?,
-        dup_weight: across_tokens(dup, x, Product::Value)?,
-        dgate_bias: column_sums(dgate),
-        dup_bias: column_sums(dup),
-    })
+    backward_chain(x, params, dh)?.gradients(&stacked_weights(params)?)
 }
 
 /// Gradients of a feed-forward block.
