@@ -108,9 +108,13 @@ fn dense_rows_have_their_bits_in_every_batch(isa: Isa) {
         return;
     }
     let every: Vec<usize> = (1..=MOST).chain([255, 256, 257, 300]).collect();
+    let all = std::env::var_os(swiglu_testing::ALL).is_some();
     for dtype in DType::ALL {
+        // Portable kernels are the same for every type, but for how they read it.
+        let one_is_enough = isa == Isa::Portable && dtype != DType::F32 && !all;
+        let every = if one_is_enough { &SOME[..] } else { &every };
         for op in [Op::GatedLinear, Op::Mlp] {
-            expect_none(isa, &case(op, [151, 157], dtype, true), Path::Fused, &every);
+            expect_none(isa, &case(op, [151, 157], dtype, true), Path::Fused, every);
             expect_none(isa, &case(op, [151, 157], dtype, true), Path::Unfused, &SOME);
         }
         // No input, fewer panels than are summed side by side.
