@@ -4,8 +4,7 @@
 use rayon::prelude::*;
 use swiglu::{
     Arrangement, Element, GatedLinearParams, Matrix, MlpParams, Orientation,
-    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedType, StridedRef,
-    WeightLayout,
+    QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, StridedRef, WeightLayout,
 };
 use swiglu_core::random::quantized_matrix;
 use swiglu_core::{OwnedGateUp, Result};
@@ -42,85 +41,72 @@ pub(crate) fn read<T: Element>(case: &Case, seed: u64) -> Result<Vec<Matrix<T>>>
     Ok(all)
 }
 
-/// The layer of a case, of elements in its layout; of a case with quantised weights the values of these.
-pub(crate) struct Dense<T> {
+/// The layer of a case, of elements in its layout or quantised, with its biases.
+pub(crate) struct Derived<T> {
     case: Case,
-    gate_up: OwnedGateUp<T>,
-    down: Option<Matrix<T>>,
+    weights: Weights<T>,
     biases: [Option<Vec<f32>>; 3],
 }
 
-impl<T: Element> Dense<T> {
-    pub(crate) fn derive(case: &Case, seed: u64) -> Result<Self> {
-        let (k, h) = (case.hidden, case.intermediate);
+enum Weights<T> {
+    Elements(OwnedGateUp<T>, Option<Matrix<T>>),
+    Quantized([QuantizedMatrix; 2], Option<QuantizedMatrix>),
+}
+
+impl<T: Element> Derived<T> {
+    /// Quantised weights as they are, or the values of these.
+    pub(crate) fn derive(case: &Case, seed: u64, decode: bool) -> Result<Self> {
+        let (k, h, block) = (case.hidden, case.intermediate, case.op.is_block());
+        let quantized = |kind, stream, rows, cols| {
+            quantized_matrix(seed ^ stream, kind, rows, cols, scale(cols))
+        };
         let weight = |stream, rows, cols| match case.weights {
             None => normal(seed ^ stream, rows, cols, scale(cols)),
-            Some(kind) => {
-                quantized_matrix(seed ^ stream, kind, rows, cols, scale(cols))?.view().to_matrix()
-            }
+            Some(kind) => quantized(kind, stream, rows, cols)?.view().to_matrix(),
         };
-        let tensors = vec![weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?];
-        let layout = WeightLayout { orientation: case.orientation, arrangement: case.arrangement };
-        let mut gate_up = OwnedGateUp::new(tensors, WeightLayout::HF)?;
-        if layout != WeightLayout::HF {
-            gate_up = gate_up.view().convert(layout)?;
-        }
-        let mut down = case.op.is_block().then(|| weight(STREAM_DOWN, k, h)).transpose()?;
-        if let (Some(down), Orientation::InOut) = (&mut down, case.orientation) {
-            *down = StridedRef::from(&*down).transposed().to_rows()?.view()?.to_dtype()?;
-        }
-        Ok(Self { case: case.clone(), gate_up, down, biases: biases(case, seed) })
+        let weights = if let Some(kind) = case.weights.filter(|_| !decode) {
+            let down = block.then(|| quantized(kind, STREAM_DOWN, k, h)).transpose()?;
+            let gate = quantized(kind, STREAM_GATE, h, k)?;
+            Weights::Quantized([gate, quantized(kind, STREAM_UP, h, k)?], down)
+        } else {
+            let tensors = vec![weight(STREAM_GATE, h, k)?, weight(STREAM_UP, h, k)?];
+            let Case { orientation, arrangement, .. } = *case;
+            let layout = WeightLayout { orientation, arrangement };
+            let mut gate_up = OwnedGateUp::new(tensors, WeightLayout::HF)?;
+            if layout != WeightLayout::HF {
+                gate_up = gate_up.view().convert(layout)?;
+            }
+            let mut down = block.then(|| weight(STREAM_DOWN, k, h)).transpose()?;
+            if let (Some(down), Orientation::InOut) = (&mut down, orientation) {
+                *down = StridedRef::from(&*down).transposed().to_rows()?.view()?.to_dtype()?;
+            }
+            Weights::Elements(gate_up, down)
+        };
+        Ok(Self { case: case.clone(), weights, biases: biases(case, seed) })
     }
 
     pub(crate) fn params(&self) -> Params<'_, T> {
+        let Case { activation, numerics, orientation, .. } = self.case;
         let [gate_bias, up_bias, down_bias] = self.biases.each_ref().map(Option::as_deref);
-        let gated = GatedLinearParams::new(self.gate_up.view(), self.case.activation)
-            .with_gate_bias(gate_bias)
-            .with_up_bias(up_bias)
-            .with_numerics(self.case.numerics);
-        match self.down.as_ref().map(Matrix::view) {
-            None => Params::GatedLinear(gated),
-            Some(down) => {
-                let params = MlpParams::new(gated, down, self.case.orientation);
+        match &self.weights {
+            Weights::Elements(gate_up, down) => {
+                let gated = GatedLinearParams::new(gate_up.view(), activation)
+                    .with_gate_bias(gate_bias)
+                    .with_up_bias(up_bias)
+                    .with_numerics(numerics);
+                let Some(down) = down else { return Params::GatedLinear(gated) };
+                let params = MlpParams::new(gated, down.view(), orientation);
                 Params::Mlp(params.with_down_bias(down_bias))
             }
-        }
-    }
-}
-
-pub(crate) struct Quantized {
-    case: Case,
-    gate: QuantizedMatrix,
-    up: QuantizedMatrix,
-    down: Option<QuantizedMatrix>,
-    biases: [Option<Vec<f32>>; 3],
-}
-
-impl Quantized {
-    pub(crate) fn derive(case: &Case, kind: QuantizedType, seed: u64) -> Result<Self> {
-        let (k, h) = (case.hidden, case.intermediate);
-        let weight =
-            |stream, rows, cols| quantized_matrix(seed ^ stream, kind, rows, cols, scale(cols));
-        Ok(Self {
-            case: case.clone(),
-            gate: weight(STREAM_GATE, h, k)?,
-            up: weight(STREAM_UP, h, k)?,
-            down: case.op.is_block().then(|| weight(STREAM_DOWN, k, h)).transpose()?,
-            biases: biases(case, seed),
-        })
-    }
-
-    pub(crate) fn params<T: Element>(&self) -> Params<'_, T> {
-        let (gate, up, case) = (self.gate.view(), self.up.view(), &self.case);
-        let [gate_bias, up_bias, down_bias] = self.biases.each_ref().map(Option::as_deref);
-        let gated = QuantizedGatedLinearParams::new(gate, up, case.activation, T::DTYPE)
-            .with_gate_bias(gate_bias)
-            .with_up_bias(up_bias)
-            .with_numerics(case.numerics);
-        match self.down.as_ref().map(QuantizedMatrix::view) {
-            None => Params::QuantizedGatedLinear(gated),
-            Some(down) => {
-                Params::QuantizedMlp(QuantizedMlpParams::new(gated, down).with_down_bias(down_bias))
+            Weights::Quantized([gate, up], down) => {
+                let (gate, up) = (gate.view(), up.view());
+                let gated = QuantizedGatedLinearParams::new(gate, up, activation, T::DTYPE)
+                    .with_gate_bias(gate_bias)
+                    .with_up_bias(up_bias)
+                    .with_numerics(numerics);
+                let Some(down) = down else { return Params::QuantizedGatedLinear(gated) };
+                let params = QuantizedMlpParams::new(gated, down.view());
+                Params::QuantizedMlp(params.with_down_bias(down_bias))
             }
         }
     }

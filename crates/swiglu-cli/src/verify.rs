@@ -99,13 +99,13 @@ pub(crate) fn gather_rows<T: Copy + Default>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inputs::{self, Dense};
+    use crate::inputs::{self, Derived};
     use swiglu_lab::{Case, CaseOp, DeviceKind};
 
     #[test]
     fn small_results_are_checked_whole_and_wrong_ones_found() {
         let case = Case::new(DeviceKind::Cpu, CaseOp::GatedLinear, [6, 20, 30], DType::F32);
-        let layer = Dense::<f32>::derive(&case, 3).unwrap();
+        let layer = Derived::<f32>::derive(&case, 3, true).unwrap();
         let (params, x) = (layer.params(), inputs::x(&case, 3).unwrap());
         let device = Device::cpu().unwrap();
         let check = Check::of(&device, &params, x.view()).unwrap();

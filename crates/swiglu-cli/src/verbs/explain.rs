@@ -1,7 +1,7 @@
 //! `swiglu explain`: how a problem would be computed, and what it costs at least; with `--measure` where
 //! the time of a call goes, and what would make it shorter.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
 use swiglu::{
@@ -101,12 +101,8 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> Result<Ver
     let case = weights.is_none().then(|| args.case(&device)).transpose()?;
     let (problem, why_decoded) = match (weights, case.as_ref().and_then(Case::problem)) {
         (Some(weights), _) => of_file(args, weights, &device)?,
-        (None, Some(problem)) => (problem, None),
-        (None, None) => {
-            bail!(
-                "{}: nothing plans it",
-                case.map_or_else(|| args.op.to_string(), |c| c.to_string())
-            )
+        (None, problem) => {
+            (problem.with_context(|| format!("{}: nothing plans it", args.op))?, None)
         }
     };
     let explained = |problem: Problem| {

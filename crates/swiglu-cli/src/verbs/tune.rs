@@ -15,7 +15,7 @@ use swiglu_cuda::{Candidate, Cuda, CudaError, Stream, Target, Ways};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
 use crate::args::{DeviceArgs, MathArgs, extents, layer_op, out_of_range};
-use crate::inputs::{self, Dense};
+use crate::inputs::{self, Derived};
 use crate::layer::Params;
 use crate::step::{ByCandidate, OnDevice, by_candidate};
 use crate::table::{self, Table};
@@ -221,7 +221,7 @@ impl Subject<'_> {
             (a.op, a.hidden, a.intermediate) == (b.op, b.hidden, b.intermediate)
         };
         for cases in cases.chunk_by(same) {
-            let weights = Dense::<T>::derive(&cases[0], SEED)?;
+            let weights = Derived::<T>::derive(&cases[0], SEED, true)?;
             for case in cases {
                 self.bar.set_message(case.key());
                 let entry = self.measure(&weights, case)?;
@@ -233,7 +233,7 @@ impl Subject<'_> {
         Ok(entries)
     }
 
-    fn measure<T: Element>(&self, weights: &Dense<T>, case: &Case) -> Result<Entry> {
+    fn measure<T: Element>(&self, weights: &Derived<T>, case: &Case) -> Result<Entry> {
         let params = weights.params();
         let (problem, x) = (params.problem(case.m), inputs::x::<T>(case, SEED)?);
         let stream = self.cuda.stream();

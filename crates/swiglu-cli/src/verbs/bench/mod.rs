@@ -4,11 +4,11 @@
 mod host;
 mod report;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Result, bail};
 use clap::{ArgAction, Args, ValueEnum};
-use serde::Serialize;
 use serde_json::{Value, json};
 use swiglu::{CpuOptions, DType, Device, QuantizedType};
 use swiglu_lab::profile::Ceilings;
@@ -73,14 +73,8 @@ pub(crate) struct BenchArgs {
     lab: AdHocArgs,
 }
 
-/// Ceilings as they were measured once, beside the cases.
-#[derive(Debug, Serialize)]
-struct Limits {
-    threads: usize,
-    #[serde(skip)]
-    weights: bool,
-    ceilings: Ceilings,
-}
+/// Ceilings as they were measured once, by the threads and whether there are weights.
+type Limits = BTreeMap<(usize, bool), Ceilings>;
 
 pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> Result<Verdict> {
     args.lab.expect_places(true)?;
@@ -103,7 +97,7 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> Result<Verdict
         runs.push((Device::cpu_with(one)?, options, ", 1 thread", &[]));
     }
     let quick = ceilings::is_quick(args.seconds);
-    let (mut known, mut rows) = (Vec::new(), Vec::<Row>::new());
+    let (mut known, mut rows) = (Limits::new(), Vec::<Row>::new());
     for (device, options, suffix, backends) in &runs {
         let all = |case: &Case| [ways(case, options, suffix), profiles(backends, case)].concat();
         // Cases with the same ways are one run: each peer is started once.
@@ -124,7 +118,9 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> Result<Verdict
     }
     // A peer that is not there, or lacks the case, is no fault of the comparison; one that broke is.
     let passed = ours().all(Row::is_ok) && !rows.iter().any(Row::is_broken);
-    let document = json!({ "results": rows, "ceilings": known });
+    let known =
+        known.iter().map(|((threads, _), of)| json!({ "threads": threads, "ceilings": of }));
+    let document = json!({ "results": rows, "ceilings": known.collect::<Vec<_>>() });
     terminal.print(&document, |_, terminal| report::show(&rows, terminal))?;
     Ok(Verdict::from_passed(passed))
 }
@@ -146,20 +142,13 @@ fn ways(case: &Case, options: &Value, suffix: &str) -> Vec<ProfileDef> {
 
 /// The ceilings of a case. Those that no case decides are measured once, but for the bandwidth of an
 /// activation on the CPU, beside which nothing reads in turns: a shared host changes it within seconds.
-fn limits(known: &mut Vec<Limits>, device: &Device, case: &Case, quick: bool) -> Result<Ceilings> {
+fn limits(known: &mut Limits, device: &Device, case: &Case, quick: bool) -> Result<Ceilings> {
     let (threads, weights) = (device.threads(), case.op.has_weights());
     let changes = case.device == DeviceKind::Cpu && !weights;
-    let same = |l: &&Limits| l.threads == threads && l.weights == weights;
-    let ceilings = match known.iter().find(same).filter(|_| !changes) {
-        Some(limits) => limits.ceilings.clone(),
-        None => {
-            let ceilings = ceilings::of(device, case.op, quick)?;
-            known.retain(|l| !same(&l));
-            known.push(Limits { threads, weights, ceilings: ceilings.clone() });
-            ceilings
-        }
-    };
-    Ok(ceilings::with_case(ceilings, device, case)?)
+    if changes || !known.contains_key(&(threads, weights)) {
+        known.insert((threads, weights), ceilings::of(device, case.op, quick)?);
+    }
+    Ok(ceilings::with_case(known[&(threads, weights)].clone(), device, case)?)
 }
 
 impl BenchArgs {

@@ -218,7 +218,7 @@ fn gather(jobs: &[Job], cache: &KernelCache, terminal: &Terminal) -> Result<Repo
 fn report(mut rows: Vec<(usize, Row)>, jobs: usize, cache: &KernelCache) -> Report {
     rows.sort_by_key(|(at, _)| *at);
     let kernels: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
-    let warning = |w: CacheWarning| Warning { path: shown(w.path), what: w.what };
+    let warning = |w: CacheWarning| CacheWarning { path: shown(&w.path).into(), ..w };
     let count = |what: fn(&Row) -> bool| kernels.iter().filter(|row| what(row)).count();
     let is_kept = |row: &Row| matches!(row.origin, Some(Origin::Cache | Origin::ReadOnly));
     Report {
@@ -293,12 +293,6 @@ struct Row {
 }
 
 #[derive(Debug, Serialize)]
-struct Warning {
-    path: String,
-    what: String,
-}
-
-#[derive(Debug, Serialize)]
 struct Report {
     kernels: Vec<Row>,
     compiled: usize,
@@ -309,7 +303,7 @@ struct Report {
     /// Those that the program was stopped before.
     left: usize,
     /// What kept a kernel from being read or kept: path and what happened.
-    cache_warnings: Vec<Warning>,
+    cache_warnings: Vec<CacheWarning>,
 }
 
 impl Report {
@@ -360,6 +354,6 @@ impl Report {
         let (first, others) = self.cache_warnings.split_first()?;
         let more = format!(" (and {} warnings more, which --json lists)", others.len());
         let more = if others.is_empty() { "" } else { &more };
-        Some(format!("{}: {}{more}", first.path, first.what))
+        Some(format!("{}: {}{more}", first.path.display(), first.what))
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::Serialize;
 use swiglu::{
-    Device, Element, Matrix, MatrixRef, Orientation, Path, Rounding, SavePolicy, StridedRef,
+    Device, Element, Matrix, MatrixRef, Orientation, Path, Problem, Rounding, SavePolicy,
+    StridedRef,
 };
 use swiglu_core::bounds::GradientReference;
 
@@ -75,56 +76,41 @@ impl TrainingReport {
     }
 }
 
-/// The layer, the way it is compared with, and ∂L/∂y.
-pub(super) struct Training<'a, T> {
-    device: &'a Device,
-    params: &'a Params<'a, T>,
-    pub(super) layers: [Packed; 2],
-    pub(super) policy: SavePolicy,
-    pub(super) dy: Matrix<T>,
+/// ∂L/∂y of random values, of a stream of its own: x may be random too.
+pub(super) fn out_grad<T: Element>(args: &RunArgs, problem: &Problem) -> Result<Matrix<T>> {
+    let seed = args.seed.unwrap_or(0) ^ 0xd7;
+    let dy = inputs::normal::<f32>(seed, problem.m, out_features(problem), 1.0)?;
+    Ok(dy.view().to_dtype()?)
 }
 
-impl<'a, T: Element> Training<'a, T> {
-    pub(super) fn new(
-        args: &RunArgs,
-        device: &'a Device,
-        params: &'a Params<'a, T>,
-        x: &Matrix<T>,
-    ) -> Result<Self> {
-        let policy = args.keep.unwrap_or_default();
-        let layer = |path| params.pack(device, path, Some(policy));
-        let layers = [layer(None)?, layer(Some(Path::Unfused))?];
-        // A stream of its own: x may be random too.
-        let seed = args.seed.unwrap_or(0) ^ 0xd7;
-        let dy = inputs::normal::<f32>(seed, x.rows(), out_features(&params.problem(1)), 1.0)?;
-        let dy = dy.view().to_dtype()?;
-        Ok(Self { device, params, layers, policy, dy })
-    }
-
-    /// Every gradient against float64, of as many tokens as the oracle is quick for; a fast wrong way to compare with
-    /// would make a meaningless ratio, so that it is judged too.
-    pub(super) fn verify(&self, x: MatrixRef<'_, T>) -> Result<TrainingReport> {
-        let problem = self.params.problem(1);
-        let most = BUDGET / (problem.hidden * problem.intermediate).max(1) as f64;
-        let (all, m) = (x.rows(), x.rows().min(most.max(1.0) as usize));
-        let (x, dy) = (x.rows_range(0..m)?, self.dy.view().rows_range(0..m)?);
-        let mut kept_bytes = 0;
-        let mut judged = |layer: &Packed, path| -> Result<_> {
-            let mut step = Step::new(&self.params.problem(m), self.params.down_orientation())?;
-            kept_bytes = step.run(layer, x, dy)?.max(kept_bytes);
-            judge(self.device, &in_numerics(self.params, layer, path, m), [x, dy], &step)
-        };
-        let [ours, unfused] = &self.layers;
-        let mut gradients = judged(ours, Path::Fused)?;
-        for (name, theirs) in judged(unfused, Path::Unfused)? {
-            if let (Some(why), Some(ours)) = (theirs.wrong, gradients.get_mut(name)) {
-                ours.passed = false;
-                ours.wrong.get_or_insert(format!("the unfused way: {why}"));
-            }
+/// Every gradient against float64, of as many tokens as the oracle is quick for; a fast wrong way to compare with
+/// would make a meaningless ratio, so that it is judged too.
+pub(super) fn verify<T: Element>(
+    device: &Device,
+    params: &Params<'_, T>,
+    [ours, unfused]: [&Packed; 2],
+    save_policy: SavePolicy,
+    [x, dy]: [MatrixRef<'_, T>; 2],
+) -> Result<TrainingReport> {
+    let problem = params.problem(1);
+    let most = BUDGET / (problem.hidden * problem.intermediate).max(1) as f64;
+    let (all, m) = (x.rows(), x.rows().min(most.max(1.0) as usize));
+    let (x, dy) = (x.rows_range(0..m)?, dy.rows_range(0..m)?);
+    let mut kept_bytes = 0;
+    let mut judged = |layer: &Packed, path| -> Result<_> {
+        let mut step = Step::new(&params.problem(m), params.down_orientation())?;
+        kept_bytes = step.run(layer, x, dy)?.max(kept_bytes);
+        judge(device, &in_numerics(params, layer, path, m), [x, dy], &step)
+    };
+    let mut gradients = judged(ours, Path::Fused)?;
+    for (name, theirs) in judged(unfused, Path::Unfused)? {
+        if let (Some(why), Some(ours)) = (theirs.wrong, gradients.get_mut(name)) {
+            ours.passed = false;
+            ours.wrong.get_or_insert(format!("the unfused way: {why}"));
         }
-        let kept_bytes = kept_bytes.checked_div(m).map_or(0, |bytes| bytes * all);
-        Ok(TrainingReport { gradients, save_policy: self.policy, kept_bytes, tokens_verified: m })
     }
+    let kept_bytes = kept_bytes.checked_div(m).map_or(0, |bytes| bytes * all);
+    Ok(TrainingReport { gradients, save_policy, kept_bytes, tokens_verified: m })
 }
 
 /// Where ∂L/∂h passes through memory it is rounded.

@@ -10,9 +10,8 @@ use swiglu::{
 };
 use swiglu_core::bounds::{Judgement, Lost, relative_frobenius};
 use swiglu_cuda::CudaError;
-use swiglu_formats::FormatError;
 
-use super::backward::Training;
+use super::backward::{self, out_grad};
 use super::report::{ErrorReport, Report, Shape};
 use super::{MIN_TURNS, RunArgs, Subject};
 use crate::layer::{Packed, Params, out_features};
@@ -50,8 +49,9 @@ impl Measurement<'_> {
         }
         let storage = self.storage::<T>(&weights, x.rows())?;
         let stored = storage.as_ref().unwrap_or(&params);
-        let layer = stored.pack(device, None, None)?;
-        let unfused = params.pack(device, Some(Path::Unfused), None)?;
+        let keep = args.backward.then(|| args.keep.unwrap_or_default());
+        let layer = stored.pack(device, None, keep)?;
+        let unfused = params.pack(device, Some(Path::Unfused), keep)?;
         let (plan, y, check) = self.compute(stored, &layer, x.view())?;
         // Half precision has a wider type beside it, the others have not.
         if T::DTYPE == DType::F16 && !args.allow_non_finite {
@@ -64,21 +64,22 @@ impl Measurement<'_> {
             error.fail(format!("the unfused way, which time is compared with: {why}"));
         }
         if let Some(path) = output {
-            write(path, y.view(), args.force)?;
+            swiglu_formats::npy::write(path, y.view(), args.force)?;
         }
-        let training = || Training::new(args, device, &params, &x);
-        let training = args.backward.then(training).transpose()?;
-        let backward = training.as_ref().map(|t| (t.policy, t.dy.view()));
-        let layers = training.as_ref().map_or([&layer, &unfused], |t| t.layers.each_ref());
-        let timed = |which: usize| timed(device, &params, layers[which], x.view(), backward);
+        let problem = plan.problem;
+        let dy = keep.map(|_| out_grad::<T>(args, &problem)).transpose()?;
+        let backward = keep.zip(dy.as_ref().map(Matrix::view));
+        let timed = |layer| timed(device, &params, layer, x.view(), backward);
         let budget = Duration::from_secs_f64(args.seconds);
-        let times = interleave(&mut [timed(0)?, timed(1)?], budget, MIN_TURNS)?;
+        let times = interleave(&mut [timed(&layer)?, timed(&unfused)?], budget, MIN_TURNS)?;
         let (time, unfused_time) = (times[0], times[1]);
-        let training = training.map(|t| t.verify(x.view())).transpose()?;
+        let verified = |(policy, dy)| {
+            backward::verify(device, &params, [&layer, &unfused], policy, [x.view(), dy])
+        };
+        let training = backward.map(verified).transpose()?;
         if training.as_ref().is_some_and(|training| !training.passed()) {
             error.fail("a gradient is wrong".into());
         }
-        let problem = plan.problem;
         let Problem { m, hidden, intermediate, .. } = problem;
         // A step is a forward pass, and a backward pass of twice the products.
         let (passes, bytes) = match &training {
@@ -263,16 +264,6 @@ fn timed<'a, T: Element>(
     let count = copies.len();
     let enqueue: Enqueue<'_> = Box::new(move |stream, at| Ok(copies[at].enqueue(stream, layer)?));
     Ok(Passes::new(stream.clone(), count, false, enqueue)?.timed())
-}
-
-/// As [`swiglu_formats::npy::write`], with an error that names the option.
-fn write<T: Element>(path: &FilePath, y: MatrixRef<'_, T>, force: bool) -> Result<()> {
-    swiglu_formats::npy::write(path, y, force).map_err(|e| match e {
-        FormatError::AlreadyExists { path } => {
-            anyhow!("{}: exists already; remove it or give --force", path.display())
-        }
-        e => e.into(),
-    })
 }
 
 /// What brings a lost result back: a wider type, or h smaller by a power of two.

@@ -15,7 +15,7 @@ use swiglu_lab::{Case, CaseOp, Heat};
 
 use super::job::{self, Job, Order, Prepared};
 use super::options::Which;
-use crate::inputs::{self, Dense};
+use crate::inputs::{self, Derived};
 use crate::layer::Params;
 use crate::step::OnDevice;
 use crate::timing::{self, Enqueue, Passes};
@@ -159,7 +159,7 @@ impl Setting<'_> {
         if order.options.path.is_some() || case.weights.is_some() {
             bail!("option design: it is one of blocks of elements, without path; give one of them");
         }
-        let weights = Dense::<T>::derive(case, order.seed)?;
+        let weights = Derived::<T>::derive(case, order.seed, true)?;
         let Params::Mlp(params) = weights.params() else {
             bail!("option design: it is one of feed-forward blocks, and the case is {}", case.op);
         };

@@ -14,7 +14,7 @@ use swiglu_cuda::Cuda;
 use swiglu_lab::{Case, CaseOp, Heat};
 
 use super::options::Options;
-use crate::inputs::{Dense, Quantized};
+use crate::inputs::Derived;
 use crate::layer::Packed;
 use crate::step::{ByCandidate, by_candidate};
 
@@ -83,16 +83,9 @@ impl<'a> Order<'a> {
 
     /// Copies of the layer, by the path that was asked for; quantised weights as they are, or decoded once.
     pub(super) fn layers<T: Element>(&self, device: &Device, count: usize) -> Result<Vec<Packed>> {
-        let (case, options) = (self.case, &self.options);
-        if let Some(kind) = case.weights.filter(|_| !options.decode) {
-            let weights = Quantized::derive(case, kind, self.seed)?;
-            let params = weights.params::<T>();
-            return (0..count).map(|_| Ok(params.pack(device, None, None)?)).collect();
-        }
-        let dense = Dense::<T>::derive(case, self.seed)?;
-        let params = dense.params();
-        let keep = (case.op == CaseOp::MlpTrain).then(|| self.policy());
-        (0..count).map(|_| Ok(params.pack(device, options.path, keep)?)).collect()
+        let layer = Derived::<T>::derive(self.case, self.seed, self.options.decode)?;
+        let keep = (self.case.op == CaseOp::MlpTrain).then(|| self.policy());
+        (0..count).map(|_| Ok(layer.params().pack(device, self.options.path, keep)?)).collect()
     }
 
     /// Copies of the data on the CPU, of which a call touches this many bytes.
@@ -143,7 +136,7 @@ impl Shared {
         }
         // Others, or too few of these, make room.
         *self.0.borrow_mut() = None;
-        let weights = Dense::<T>::derive(case, seed)?;
+        let weights = Derived::<T>::derive(case, seed, true)?;
         let layers = Rc::new(by_candidate(cuda, &weights.params(), count)?);
         *self.0.borrow_mut() = Some((of, layers.clone()));
         Ok(layers)
