@@ -17,13 +17,15 @@ fn conforms_invariant(isa: Isa) {
     });
 }
 
-/// The whole suite on two threads; on one, with the same kernels, every fifth case unless all are asked for.
+/// The whole suite on two threads of the widest façade; on one with the same kernels, and on the others, nearly all of whose
+/// code is the same over narrower vectors, every fifth case unless all are asked for.
 fn conforms(isa: Isa, threads: usize, path: Path) {
-    conforms_as(isa, threads, path, |cases| part(cases, threads));
+    conforms_as(isa, threads, path, |cases| part(cases, isa, threads));
 }
 
-fn part<C>(cases: Vec<C>, threads: usize) -> Vec<C> {
-    let all = threads > 1 || std::env::var_os(swiglu_testing::ALL).is_some();
+fn part<C>(cases: Vec<C>, isa: Isa, threads: usize) -> Vec<C> {
+    let all =
+        threads > 1 && isa == Isa::detect() || std::env::var_os(swiglu_testing::ALL).is_some();
     cases.into_iter().step_by(if all { 1 } else { 5 }).collect()
 }
 
@@ -92,10 +94,8 @@ fn conforms_backward(isa: Isa, threads: usize, path: Path, invariant: bool) {
     }
     let cpu = Cpu::new(&CpuOptions::default().with_isa(isa).with_threads(threads)).unwrap();
     let backend = CpuBackend { cpu, path };
-    let mut cases = part(gradient_suite(&DType::ALL), threads);
-    if invariant || path == Path::Unfused {
-        cases = cases.into_iter().step_by(5).collect();
-    }
+    let threads_of_all = if invariant || path == Path::Unfused { 1 } else { threads };
+    let mut cases = part(gradient_suite(&DType::ALL), isa, threads_of_all);
     for case in &mut cases {
         case.layer.numerics.batch_invariant = invariant;
         // The unfused path has no `fused` rounding; it follows `pre_round`.
