@@ -6,7 +6,9 @@ use maud::{Markup, html};
 
 use super::evidence::{Labels, cases, groups, place_of, ranked, rivals, series, shown};
 use super::index::{headline, whence};
-use super::page::{FOLDER, badge, columns, folded, frame, key, or_dash, prose, section, table};
+use super::page::{
+    FOLDER, badge, columns, folded, folded_if_many, frame, key, or_dash, prose, section, table,
+};
 use super::{Entry, Site, age_in_words, decision, evidence, plots, run};
 use crate::case::Case;
 use crate::decision::Decision;
@@ -66,8 +68,9 @@ fn exceptions(e: &Experiment, verdict: &RecordVerdict) -> Markup {
     let case = |key: &str| e.cases.iter().find(|c| c.key() == key);
     html! {
         @if let (false, Some(floor)) = (verdict.exceptions.is_empty(), e.claim.floor) {
+            @let count = verdict.exceptions.len();
             p.note { "Below " (floor) ", where the claim allows " (e.claim.exceptions) ":" }
-            ul.note {
+            (folded_if_many(count, html! { (count) " cases" }, &html! { ul.note {
                 @for found in &verdict.exceptions {
                     @let crate::record::Interval { value, ci95: [low, high] } = found.ratio;
                     li {
@@ -75,7 +78,7 @@ fn exceptions(e: &Experiment, verdict: &RecordVerdict) -> Markup {
                         (format!(": {value:.3}× [{low:.3}, {high:.3}] of {}", found.against))
                     }
                 }
-            }
+            } }))
         }
     }
 }
@@ -102,8 +105,9 @@ fn claimed(e: &Experiment, verdict: &RecordVerdict, record: &Record) -> Markup {
         ]
     };
     let columns = columns("case|#ratio|#ours|#best of the others|which");
+    let all = table(&format!("All cases: {}", labels.common), &columns, e.cases.iter().map(row));
     html! {
-        (table(&format!("All cases: {}", labels.common), &columns, e.cases.iter().map(row)))
+        (folded_if_many(e.cases.len(), html! { "All " (e.cases.len()) " cases" }, &all))
         (words())
     }
 }

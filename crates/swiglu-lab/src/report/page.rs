@@ -132,6 +132,18 @@ pub(super) fn folded(summary: impl Render, content: &Markup) -> Markup {
     html! { details { summary { (summary) } (content) } }
 }
 
+/// More than a screen of lines.
+const MANY: usize = 60;
+
+/// The same of more lines than a screen has, of fewer as it is.
+pub(super) fn folded_if_many(lines: usize, summary: impl Render, content: &Markup) -> Markup {
+    if lines > MANY {
+        folded(summary, content)
+    } else {
+        html! { (content) }
+    }
+}
+
 /// A section with its heading; nothing if there is nothing in it.
 pub(super) fn section(id: &str, heading: impl Render, content: Option<Markup>) -> Markup {
     html! {

@@ -3,8 +3,10 @@ use std::path::Path;
 
 use scraper::{ElementRef, Html, Selector};
 
+use swiglu_lab::History;
 use swiglu_lab::LabError;
 use swiglu_lab::Verdict;
+use swiglu_lab::record::Store;
 use swiglu_lab::report::{Files, Site};
 
 use super::made_up::{HOSTILE, site};
@@ -110,6 +112,30 @@ fn tables_say_what_they_hold() {
         }
     }
     assert!(tables > 8, "{tables}");
+}
+
+/// A page of this repository's lab begins with its answer: of hundreds of cases the lists are closed until somebody asks.
+#[test]
+fn long_lists_are_folded() {
+    let lab = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lab");
+    let site =
+        Site::gather(&lab, &Store::new(lab.join("records")), &History::around(&lab)).unwrap();
+    let files = site.files().unwrap();
+    let mut folded = 0;
+    for (name, page, _) in pages(&files) {
+        if !name.starts_with("experiments/") {
+            continue;
+        }
+        for list in select(&page, "table, ul") {
+            let lines = list.select(&Selector::parse("tbody tr, li").unwrap()).count();
+            let mut around = list.ancestors().filter_map(ElementRef::wrap);
+            let is_folded = around.any(|element| element.value().name() == "details");
+            assert!(lines <= 60 || is_folded, "{name}: {lines} lines of a {}", list.value().name());
+            folded += usize::from(lines > 60);
+        }
+    }
+    // Cases and exceptions of the sweep over numbers of tokens.
+    assert!(folded >= 2, "{folded}");
 }
 
 #[test]
