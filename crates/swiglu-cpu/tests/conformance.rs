@@ -17,8 +17,8 @@ fn conforms_invariant(isa: Isa) {
     });
 }
 
-/// The whole suite on two threads of the widest façade; on one with the same kernels, and on the others, nearly all of whose
-/// code is the same over narrower vectors, every fifth case unless all are asked for.
+/// The whole suite on two threads of the widest façade; on one thread, and on the others, every fifth case unless all are
+/// asked for.
 fn conforms(isa: Isa, threads: usize, path: Path) {
     conforms_as(isa, threads, path, |cases| part(cases, isa, threads));
 }
