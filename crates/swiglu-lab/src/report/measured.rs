@@ -16,7 +16,7 @@ const COLUMNS: usize = 4;
 /// Of more cases than this, in rows, the least are shown.
 const ROWS: usize = 100;
 /// So many then.
-const LEAST: usize = 12;
+const LEAST: usize = 6;
 
 /// How the third line of the document begins.
 const MARK: &str = "Written by `swiglu lab report --measured`";

@@ -16,6 +16,8 @@ use crate::verdict::RecordVerdict;
 
 /// More bars than this are no picture: the least are shown.
 const MOST_BARS: usize = 60;
+/// So many then.
+const LEAST: usize = 12;
 
 /// The claim's ratio in each case, from the limit that it must reach; with the rival where there is room.
 fn claimed(entry: &Entry, verdict: &RecordVerdict) -> Vec<Bar> {
@@ -60,14 +62,14 @@ pub(super) fn answer(entry: &Entry, verdict: &RecordVerdict) -> Option<Markup> {
         "How many times as fast " b { (claim.subject) } " is, case by case. Bars begin at " (limit)
         @if claim.kind.goal() > limit { "; in the mean the claim asks for " (claim.kind.goal()) }
         @else { ", the least that the claim asks for" }
-        @if verdict.cases.len() > MOST_BARS { "; of " (verdict.cases.len()) " cases the least " (MOST_BARS) }
+        @if verdict.cases.len() > MOST_BARS { "; of " (verdict.cases.len()) " cases the least " (LEAST) }
         ". Blue is above it, orange below; thin lines are 95 % intervals."
     };
     let mut bars = claimed(entry, verdict);
     let said = said(entry, &bars);
     if bars.len() > MOST_BARS {
         bars.sort_by(|a, b| a.ratio.value.total_cmp(&b.ratio.value));
-        bars.truncate(MOST_BARS);
+        bars.truncate(LEAST);
     }
     figure(said, |width| Bar::chart(&bars, limit, width), &caption)
 }

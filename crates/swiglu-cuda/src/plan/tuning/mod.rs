@@ -58,6 +58,10 @@ static SHIPPED: &[(&str, &str)] = &[
         include_str!("../../../tuning/nvidia-h100-80gb-hbm3-sm_90a.json"),
     ),
     (
+        "nvidia-h200-sm_90a.blocks-128.json",
+        include_str!("../../../tuning/nvidia-h200-sm_90a.blocks-128.json"),
+    ),
+    (
         "nvidia-h200-sm_90a.blocks.json",
         include_str!("../../../tuning/nvidia-h200-sm_90a.blocks.json"),
     ),
