@@ -33,7 +33,7 @@ fn some<T>(cases: Vec<T>, n: usize) -> impl Iterator<Item = T> {
 #[test]
 fn what_users_get() {
     let Some(cuda) = common::device() else { return };
-    assert!(judge(&CudaBackend::planned(&cuda), some(suite(&DType::ALL), 31)) > 0);
+    assert!(judge(&CudaBackend::planned(&cuda), some(suite(&DType::ALL), 47)) > 0);
 }
 
 /// As on a device that has no kernels of its own, also where one was the fastest when it was measured.
@@ -62,7 +62,7 @@ fn kernels_of_every_architecture() {
     }
     let left_out: Vec<_> = CudaBackend::all(&cuda).iter().map(|backend| backend.name()).collect();
     assert!(left_out.iter().any(|name| name.contains("mma_gated_gemm 256x64")), "{left_out:?}");
-    assert!(judge(&CudaBackend::planned(&cuda), some(suite(&[DType::F16, DType::Bf16]), 29)) > 0);
+    assert!(judge(&CudaBackend::planned(&cuda), some(suite(&[DType::F16, DType::Bf16]), 47)) > 0);
 }
 
 #[test]
@@ -620,8 +620,8 @@ fn pre_activations_are_saved() {
         saved(&cuda, &planned, &half);
         let candidates = cuda.candidates(&parameters.gated().problem(shape[0]), None);
         for (w, way) in candidates.iter().enumerate() {
-            // On the simulator each way has one of the shapes.
-            let has_turn = common::has_gpu() || w % shapes.len() == i;
+            // On the simulator every second way has one of the shapes.
+            let has_turn = !common::partly() || w % (2 * shapes.len()) == 2 * i;
             if has_turn && way.numerics.is_some() && way.refusal.is_none() {
                 let layer = GatedLinear::with_candidate(&cuda, &parameters.gated(), way).unwrap();
                 saved(&cuda, &layer, &half);

@@ -93,7 +93,7 @@ fn judge(backend: &CudaBackend, cases: &[Case]) {
 #[test]
 fn one_to_sixteen_tokens() {
     let Some(cuda) = common::device() else { return };
-    let every = if common::partly() { 59 } else { 1 };
+    let every = if common::partly() { 107 } else { 1 };
     for (i, backend) in designs(&cuda).iter().enumerate() {
         for (j, dtype) in DType::ALL.into_iter().enumerate() {
             let part: Vec<_> =
