@@ -24,6 +24,7 @@ from ._system import info
 if TYPE_CHECKING:
     from . import hf as hf, nn as nn, torch as torch
     from ._patch import PatchReport, patch, unpatch
+    from .torch import explain_last
 
 __all__ = [
     "Activation",
@@ -34,6 +35,7 @@ __all__ = [
     "SwigluError",
     "__version__",
     "explain",
+    "explain_last",
     "glu",
     "info",
     "load",
@@ -49,6 +51,10 @@ def __getattr__(name: str) -> Any:
         from . import _patch
 
         return getattr(_patch, name)
+    if name == "explain_last":
+        from .torch import explain_last
+
+        return explain_last
     if name in {"hf", "nn", "torch"}:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

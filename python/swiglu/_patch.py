@@ -441,8 +441,8 @@ def _forward(self: Any, *args: Any, **named: Any) -> Tensor:
     else:
         changed = "it was called with something else than one tensor"
     changed = changed or _changed(self, found, patch.level)
-    if changed is None and getattr(x, "is_nested", False):
-        changed = "x is a nested tensor"
+    if changed is None and isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):
+        changed = f"x is a {'nested' if x.is_nested else 'sparse'} tensor"
     if changed is not None:
         ops._kernels.note("patched block", "original", changed)
         original: Tensor = _original(self)(self, *args, **named)

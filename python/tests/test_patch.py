@@ -320,6 +320,16 @@ def test_nested_tensors_go_as_before():
     torch.testing.assert_close(model(x).values(), expected.values())
 
 
+@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr], ids=["coo", "csr"])
+def test_sparse_tensors_go_as_before(sparse):
+    model = Block()
+    x = sparse(tensor(3, 8))
+    expected = model(x)
+    swiglu.patch(model)
+    assert torch.equal(model(x), expected)
+    assert "sparse" in str(swiglu.explain_last())
+
+
 def test_hooks_before_patching_are_called():
     model = Block()
     seen = []
