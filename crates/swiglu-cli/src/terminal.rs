@@ -17,7 +17,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct OutputArgs {
     /// Print one JSON document instead of text; an error is {"error": {"message": …}} in the last line
-    /// of standard error, but for a command line that cannot be read
+    /// of standard error
     #[arg(long, global = true, help_heading = "Output")]
     json: bool,
     /// Show no progress; automatic where standard error is not a terminal

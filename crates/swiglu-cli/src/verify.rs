@@ -24,6 +24,11 @@ pub(crate) struct Check {
     pub(crate) reference: Reference,
 }
 
+/// An element type cannot hold the exact result.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; --dtype bf16 or --dtype f32 holds it")]
+pub(crate) struct Unrepresentable(String);
+
 impl Check {
     /// The check of a layer's result for `x`: whole where the oracle is quick, else of random rows.
     pub(crate) fn of<T: Element>(
@@ -71,7 +76,7 @@ impl Check {
         } else {
             return Ok(());
         };
-        bail!("the exact result {what} {}; --dtype bf16 or --dtype f32 holds it", T::DTYPE)
+        bail!(Unrepresentable(format!("the exact result {what} {}", T::DTYPE)))
     }
 
     pub(crate) fn extent(&self) -> Option<String> {

@@ -66,7 +66,7 @@ pub(crate) fn model_in(dir: &Path) -> Result<PathBuf> {
             return Ok(dir.join(SINGLE));
         }
     }
-    let candidates = candidates(dir, &files);
+    let candidates = candidates(dir, &files)?;
     let usual = [INDEX, SINGLE].into_iter().find(|name| candidates.contains(name));
     match (usual, candidates.as_slice()) {
         (Some(name), _) | (None, &[name]) => Ok(dir.join(name)),
@@ -84,14 +84,14 @@ pub(crate) fn model_in(dir: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Everything that could be opened, one name for each set of files.
-fn candidates<'a>(dir: &Path, files: &[&'a str]) -> Vec<&'a str> {
+/// Everything that could be opened, one name for each set of files. A damaged index is an error: what it would name may lack
+/// a part of the model.
+fn candidates<'a>(dir: &Path, files: &[&'a str]) -> Result<Vec<&'a str>> {
     let mut covered: Vec<PathBuf> = Vec::new();
     let mut out: Vec<&str> = Vec::new();
     for name in files.iter().filter(|name| is_index(name)) {
-        if let Ok(shards) = Shards::open(&dir.join(name))
-            && shards.present().is_some()
-        {
+        let shards = Shards::open(&dir.join(name))?;
+        if shards.present().is_some() {
             covered.extend(shards.files().map(Path::to_owned));
             out.push(name);
         }
@@ -110,7 +110,7 @@ fn candidates<'a>(dir: &Path, files: &[&'a str]) -> Vec<&'a str> {
             out.push(name);
         }
     }
-    out
+    Ok(out)
 }
 
 fn is_index(name: &str) -> bool {

@@ -219,6 +219,18 @@ fn a_shard_is_read_with_the_others() {
 }
 
 #[test]
+fn a_damaged_index_of_a_directory_is_an_error() {
+    for index in ["model.safetensors.index.json", "other.safetensors.index.json"] {
+        for text in ["", "{\"weight_map\"", "null", "{\"weight_map\": null}"] {
+            let dir = Dir::new();
+            dir.write("a.safetensors", safetensors(&mlp(0)));
+            dir.write(index, text);
+            refused(dir.path(), 0, &[index]);
+        }
+    }
+}
+
+#[test]
 fn an_index_that_does_not_name_a_file_says_nothing_about_it() {
     let dir = Dir::new();
     sharded(&dir, "model.safetensors.index.json", "");

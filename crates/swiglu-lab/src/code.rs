@@ -22,7 +22,7 @@ const MEASURED: [&str; 3] = ["crates", "lab/peers", "Cargo.lock"];
 pub struct Code {
     /// The commit; none outside a repository.
     pub commit: Option<String>,
-    /// Whether something differed from that commit.
+    /// Whether something differed from that commit, or nothing says that the program was built of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dirty: bool,
 }
@@ -35,19 +35,38 @@ impl Code {
         format!("{short}{}", if self.dirty { ", with changes" } else { "" })
     }
 
-    /// What was noted in the lab `dir` when it was copied, else what git says of the repository around it.
-    pub fn detect(dir: &Path) -> Self {
-        let noted = || serde_json::from_slice(&std::fs::read(dir.join(COMMIT_FILE)).ok()?).ok();
-        if let Some(noted) = noted() {
+    /// What was noted in the lab `dir` when it was copied, else what git says of the repository around it, which the
+    /// program that measures is expected to be built of.
+    pub fn detect(dir: &Path, program: &Path) -> Self {
+        if let Some(noted) = noted(dir) {
             return noted;
         }
         let Some(root) = root(dir) else { return Self::default() };
         let status = git(&root, ["status", "--porcelain", "--"].into_iter().chain(MEASURED));
         Self {
             commit: git(&root, ["rev-parse", "HEAD"]),
-            dirty: status.is_none_or(|changed| !changed.is_empty()),
+            dirty: status.is_none_or(|changed| !changed.is_empty()) || !is_built_of(&root, program),
         }
     }
+}
+
+/// What was written beside a copy of a lab.
+fn noted(dir: &Path) -> Option<Code> {
+    serde_json::from_slice(&std::fs::read(dir.join(COMMIT_FILE)).ok()?).ok()
+}
+
+/// Whether a program was built of the files of a repository as they are, by the list that cargo writes beside it.
+fn is_built_of(root: &Path, program: &Path) -> bool {
+    let modified = |path: &Path| path.metadata().and_then(|of| of.modified()).ok();
+    let list = std::fs::read_to_string(program.with_extension("d")).unwrap_or_default();
+    let files = list.split_once(": ").map_or("", |(_, files)| files);
+    // A blank in a name has a backslash before it.
+    let files = files.replace("\\ ", "\0");
+    let files = files.split_whitespace().map(|file| PathBuf::from(file.replace('\0', " ")));
+    let mut ours = files.filter(|file| file.starts_with(root)).peekable();
+    let built = modified(program);
+    ours.peek().is_some()
+        && ours.all(|file| modified(&file).zip(built).is_some_and(|(file, built)| file <= built))
 }
 
 /// The repository around a lab, asked for ages.

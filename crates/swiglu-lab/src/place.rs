@@ -73,7 +73,8 @@ impl<'a> Place<'a> {
 }
 
 /// What such a name consists of.
-pub(crate) const NAME: &str = "lowercase letters, digits and -";
+pub(crate) const NAME: &str =
+    "at most 80 lowercase letters, digits, -, _ and ., a letter or digit first";
 
 /// Whether `s` can be part of a file name and of a command line everywhere.
 pub(crate) fn is_name(s: &str) -> bool {

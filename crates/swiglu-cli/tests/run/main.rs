@@ -108,6 +108,17 @@ fn text_has_a_row_per_dtype_and_no_colour_in_a_pipe() {
 }
 
 #[test]
+fn a_type_that_nobody_asked_for_and_that_cannot_hold_the_result_is_left_out() {
+    let files = Files::new();
+    let input = files.write("x.npy", npy(2, 288, &[3e4; 2 * 288]));
+    let args = [&QUICK[..], &["--fixture", "stories15m", "--input", &input]].concat();
+    let ended = swiglu(&args);
+    assert_eq!((ended.code, ended.stdout.matches(" ok").count()), (Some(0), 2), "{ended:?}");
+    assert!(ended.stderr.contains("f16 is left out: the exact result reaches"), "{ended:?}");
+    swiglu(&[&args[..], &["--dtype", "f16"]].concat()).refused(&["--dtype bf16 or --dtype f32"]);
+}
+
+#[test]
 fn options_reach_the_result() {
     let report = run(&[
         "--dtype",

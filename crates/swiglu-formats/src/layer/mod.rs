@@ -34,6 +34,9 @@ use scales::weight;
 use weights::Bias;
 pub use weights::LayerWeights;
 
+/// What a layer is found by whose tensors the caller names.
+const EXPLICIT: &str = "explicit names";
+
 /// Which layer to load, and what its file does not say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -320,7 +323,7 @@ fn load_placed(
         family: family.map(|f| f.name),
         activation,
         config: config.path().to_owned(),
-        convention: found.map_or("explicit names", |(convention, _)| convention.name),
+        convention: found.map_or(EXPLICIT, |(convention, _)| convention.name),
         layer: options.layer,
         expert: options.expert,
         layout: WeightLayout { orientation, arrangement },

@@ -7,6 +7,7 @@ use swiglu_core::{
     Orientation, OwnedGateUp, QuantizedRef, RowParams, WeightLayout,
 };
 
+use super::EXPLICIT;
 use super::rows::Rows;
 use crate::error::{FormatError, Result};
 use crate::family::{ActivationSource, Stated};
@@ -285,7 +286,11 @@ impl LayerWeights {
 
     /// One line: where the layer came from, its size, layout and types.
     pub fn describe(&self) -> String {
-        let mut out = format!("layer {}", self.layer);
+        // The file need not have layers.
+        let mut out = match self.convention {
+            EXPLICIT => "tensors".to_owned(),
+            _ => format!("layer {}", self.layer),
+        };
         if let Some(expert) = self.expert {
             out += &format!(" expert {expert}");
         }

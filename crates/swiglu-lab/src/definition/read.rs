@@ -179,7 +179,13 @@ fn cases(device: DeviceKind, sweeps: &Sweeps, place: &Place<'_>) -> Result<Vec<C
     let mut seen = BTreeMap::new();
     let mut all = Vec::new();
     for sweep in sweeps.get_ref() {
-        for case in expand(device, sweep.get_ref(), place)? {
+        let cases = expand(device, sweep.get_ref(), place)?;
+        place.expect(
+            !cases.is_empty(),
+            sweep,
+            "one of these lists is empty: expected a case at least",
+        )?;
+        for case in cases {
             let key = case.key();
             if let Some(model) = seen.insert(key.clone(), case.model.clone()) {
                 let first = model.map(|m| format!(" (first for {m})")).unwrap_or_default();

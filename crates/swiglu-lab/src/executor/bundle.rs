@@ -39,8 +39,8 @@ impl Bundle {
             add(peers, &format!("{LAB}/peers"))?;
         }
         // There is no repository to ask which commit it is of.
-        let code =
-            serde_json::to_string(&Code::detect(lab)).map_err(LabError::io("describe", lab))?;
+        let code = serde_json::to_string(&Code::detect(lab, program))
+            .map_err(LabError::io("describe", lab))?;
         let listed = root.join(MANIFEST);
         let write = |text: &str| fs::write(&listed, text).map_err(LabError::io("write", &listed));
         write(&code)?;

@@ -1,6 +1,7 @@
 //! A job, and what is known of it on disk: enough to find it again after this program was killed.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -85,11 +86,18 @@ impl Jobs {
         Self { dir: lab.join(DIRECTORY) }
     }
 
-    /// All of them, the newest first.
+    /// All of this user, the newest first: in a lab that several share, others' cannot be read.
+    ///
+    /// # Errors
+    /// [`LabError::Io`].
     pub fn all(&self) -> Result<Vec<Job>> {
         let mut jobs = Vec::new();
         for dir in entries(&self.dir)? {
-            jobs.extend(read(&dir.join(FILE))?);
+            match read(&dir.join(FILE)) {
+                Err(LabError::Io { source, .. })
+                    if source.kind() == ErrorKind::PermissionDenied => {}
+                job => jobs.extend(job?),
+            }
         }
         jobs.sort_by(|a, b| b.made.cmp(&a.made).then(a.name.cmp(&b.name)));
         Ok(jobs)

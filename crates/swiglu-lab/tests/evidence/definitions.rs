@@ -133,7 +133,7 @@ fn broken_definitions_are_refused_with_line_and_column() {
         ("id = \"eager\"", "id = \"../x\"", "16:1", "lowercase"),
         ("m = [8, 16]", "m = [8, 8]", "31:1", "is there twice"),
         ("m = [8, 16]", "m = [0]", "33", "a whole number from 1 to 1073741824"),
-        ("m = [8, 16]", "m = []", "31:1", "no cases"),
+        ("m = [8, 16]", "m = []", "31:1", "one of these lists is empty"),
         ("m = [8, 16]", "m = [-1]", "33", "`-1`, expected a whole number from 1"),
         ("m = [8, 16]", "m = 1.5", "33", "`1.5`, expected a whole number from 1"),
         ("m = [8, 16]", "m = 1_000_000_000_000", "33", "from 1 to 1073741824"),

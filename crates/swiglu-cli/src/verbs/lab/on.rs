@@ -138,6 +138,7 @@ pub(super) fn cancel(job: &str, places: &LabDirArgs, terminal: &mut Terminal) ->
     let name = &job.name;
     terminal.print(&json!({ "job": name, "state": state }), |_, terminal| {
         let fetch = places.command(&format!("fetch {name}"));
-        writeln!(terminal, "{name}: {state}; {fetch} brings finished cases")
+        let rest = job.id.is_some().then(|| format!("; {fetch} brings finished cases"));
+        writeln!(terminal, "{name}: {state}{}", rest.unwrap_or_default())
     })
 }

@@ -168,6 +168,10 @@ fn complete(
         };
         let pairs: Vec<_> = record.results.iter().filter(is_measured).filter_map(pair).collect();
         let ncu = counters_of(experiment.device);
+        // The record says it of each case.
+        if let (Err(why), false) = (&ncu, pairs.is_empty()) {
+            say(format!("--with-profiling counts nothing: {why}"));
+        }
         let message = |(case, profile): &(&Case, &ProfileDef)| {
             format!("counting {} of {}", profile.id, case.key())
         };

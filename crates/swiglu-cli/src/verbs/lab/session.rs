@@ -58,7 +58,7 @@ impl<'a> Session<'a> {
         let lock = store.lock(&Locks::of_user()?, measured, &machine.name, name)?;
         let logs = Logs::of(name)?;
         let commands = peers.commands(lab, logs.dir())?;
-        let code = Code::detect(lab);
+        let code = Code::detect(lab, &std::env::current_exe().context("the path of this program")?);
         Ok(Self { experiment, store, machine, lock, logs, code, commands })
     }
 

@@ -18,7 +18,8 @@ use swiglu_lab::CaseOp;
 
 use crate::args::{self, DeviceArgs, MathArgs, layer_op};
 use crate::inputs;
-use crate::terminal::{Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, say};
+use crate::verify::Unrepresentable;
 use crate::weights::WeightArgs;
 use measure::Measurement;
 
@@ -156,8 +157,16 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let message = |(_, dtype): &(usize, &DType)| format!("{dtype}: computing, verifying, timing");
     let reports = terminal.each(dtypes.iter().enumerate(), message, |(i, &dtype)| {
         let output = args.output.as_deref().filter(|_| i == 0);
-        with_dtype!(dtype, T => measurement.report::<T>(output))
+        match with_dtype!(dtype, T => measurement.report::<T>(output)) {
+            // Nobody asked for this type, and what the others gave is not lost.
+            Err(error) if i > 0 && error.is::<Unrepresentable>() => {
+                say(format!("{dtype} is left out: {error}"));
+                Ok(None)
+            }
+            report => report.map(Some),
+        }
     })?;
+    let reports: Vec<_> = reports.into_iter().flatten().collect();
     report::print(terminal, &subject, &device, &reports)?;
     if let (Some(path), Some(first), false) = (&args.output, dtypes.first(), terminal.json) {
         writeln!(terminal, "output    {}: the result in {first}", path.display())?;
