@@ -442,7 +442,7 @@ def _forward(self: Any, *args: Any, **named: Any) -> Tensor:
         changed = "it was called with something else than one tensor"
     changed = changed or _changed(self, found, patch.level)
     if changed is None and isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):
-        changed = f"x is a {'nested' if x.is_nested else 'sparse'} tensor"
+        changed = "x is a nested tensor" if x.is_nested else f"x lies in memory as {x.layout}"
     if changed is not None:
         ops._kernels.note("patched block", "original", changed)
         original: Tensor = _original(self)(self, *args, **named)

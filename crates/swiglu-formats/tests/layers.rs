@@ -285,6 +285,7 @@ fn explicit_names_are_checked() {
     let base = TensorNames::default().with_gate("a").with_up("b");
     let layer = load(base.clone().with_down("c")).unwrap();
     expect_triple(&layer, K, H, 1);
+    assert!(layer.describe().starts_with("tensors of "), "{}", layer.describe());
     let layer = load(base.clone()).unwrap();
     assert!(layer.down::<f32>().unwrap().is_none() && layer.describe().contains("no down"));
     refused(load(TensorNames::default().with_gate("a")), &["gate given without up"]);
