@@ -35,6 +35,14 @@ impl Code {
         format!("{short}{}", if self.dirty { ", with changes" } else { "" })
     }
 
+    /// The commit that was noted in the lab `dir`, else that of the repository around it.
+    pub(crate) fn commit(dir: &Path) -> Option<String> {
+        match noted(dir) {
+            Some(noted) => noted.commit,
+            None => git(&root(dir)?, ["rev-parse", "HEAD"]),
+        }
+    }
+
     /// What was noted in the lab `dir` when it was copied, else what git says of the repository around it, which the
     /// program that measures is expected to be built of.
     pub fn detect(dir: &Path, program: &Path) -> Self {
@@ -44,7 +52,7 @@ impl Code {
         let Some(root) = root(dir) else { return Self::default() };
         let status = git(&root, ["status", "--porcelain", "--"].into_iter().chain(MEASURED));
         Self {
-            commit: git(&root, ["rev-parse", "HEAD"]),
+            commit: Self::commit(dir),
             dirty: status.is_none_or(|changed| !changed.is_empty()) || !is_built_of(&root, program),
         }
     }

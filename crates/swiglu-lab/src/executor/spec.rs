@@ -166,7 +166,7 @@ impl ExecutorSpec {
     /// there is no commit in it.
     pub fn run_name(&self, lab: &Path, taken: impl Fn(&str) -> bool) -> String {
         let now = now();
-        let commit = Code::detect(lab, Path::new("")).commit.unwrap_or_default();
+        let commit = Code::commit(lab).unwrap_or_default();
         let commit = commit.get(..7).map(|commit| format!("-{commit}")).unwrap_or_default();
         let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
         let place: String = self.place().chars().map(allowed).take(30).collect();

@@ -133,7 +133,7 @@ pub(super) fn folded(summary: impl Render, content: &Markup) -> Markup {
 }
 
 /// More than a screen of lines.
-const MANY: usize = 60;
+pub(super) const MANY: usize = 60;
 
 /// The same of more lines than a screen has, of fewer as it is.
 pub(super) fn folded_if_many(lines: usize, summary: impl Render, content: &Markup) -> Markup {

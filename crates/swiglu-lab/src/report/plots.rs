@@ -7,16 +7,14 @@ use maud::{Markup, PreEscaped, html};
 use super::Entry;
 use super::chart::{Bar, Series};
 use super::evidence::{Labels, cases, groups, ranked};
-use super::page::{figure, key};
+use super::page::{MANY, figure, key};
 use crate::case::Case;
 use crate::definition::{Experiment, Role};
 use crate::format::{interval, ratio};
 use crate::record::{Record, Status};
 use crate::verdict::RecordVerdict;
 
-/// More bars than this are no picture: the least are shown.
-const MOST_BARS: usize = 60;
-/// So many then.
+/// Of more bars than a screen has, the least are shown: so many.
 const LEAST: usize = 12;
 
 /// The claim's ratio in each case, from the limit that it must reach; with the rival where there is room.
@@ -62,12 +60,12 @@ pub(super) fn answer(entry: &Entry, verdict: &RecordVerdict) -> Option<Markup> {
         "How many times as fast " b { (claim.subject) } " is, case by case. Bars begin at " (limit)
         @if claim.kind.goal() > limit { "; in the mean the claim asks for " (claim.kind.goal()) }
         @else { ", the least that the claim asks for" }
-        @if verdict.cases.len() > MOST_BARS { "; of " (verdict.cases.len()) " cases the least " (LEAST) }
+        @if verdict.cases.len() > MANY { "; of " (verdict.cases.len()) " cases the least " (LEAST) }
         ". Blue is above it, orange below; thin lines are 95 % intervals."
     };
     let mut bars = claimed(entry, verdict);
     let said = said(entry, &bars);
-    if bars.len() > MOST_BARS {
+    if bars.len() > MANY {
         bars.sort_by(|a, b| a.ratio.value.total_cmp(&b.ratio.value));
         bars.truncate(LEAST);
     }

@@ -57,7 +57,7 @@ pub struct Entry {
     pub problem: Problem,
     /// Whether f32 products rounded their inputs to TF32.
     pub tf32: bool,
-    /// Every way there is; of some shipped records without those of another operation.
+    /// Every way there is; of some shipped records without those that do not compute it.
     pub trials: Vec<Trial>,
 }
 
