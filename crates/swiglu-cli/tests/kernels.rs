@@ -34,7 +34,7 @@ fn a_cache_is_built_shown_and_enough_without_a_compiler() {
     if built.status.code() == Some(2) {
         let why = text(&built.stderr);
         assert!(why.contains("libnvrtc") && why.contains("SWIGLU_CUDA_LIBRARY_PATH"), "{why}");
-        println!("not run: {why}");
+        swiglu_testing::not_run(why.trim());
         return;
     }
     assert_eq!(built.status.code(), Some(0), "{built:?}");
@@ -63,7 +63,7 @@ fn without_a_compiler_every_place_is_named() {
     build.args(["kernels", "build", "--arch", "sm_90a", "--only", "simt", "--out"]);
     let ended = build.arg(files.path("out")).output().unwrap();
     if ended.status.code() == Some(0) {
-        println!("not run: the system has a compiler that cannot be hidden");
+        swiglu_testing::not_run("the system has a compiler that cannot be hidden");
         return;
     }
     assert_eq!(ended.status.code(), Some(2), "{ended:?}");
@@ -109,7 +109,7 @@ fn what_the_cache_cannot_keep_is_one_line() {
     let list = ["kernels", "list", "--arch", "sm_80", "--only", FEW];
     let ended = command().args(list).env("SWIGLU_CACHE_DIR", cache).output().unwrap();
     if ended.status.code() == Some(2) {
-        println!("not run: {}", text(&ended.stderr));
+        swiglu_testing::not_run(text(&ended.stderr).trim());
         return;
     }
     let lines = text(&ended.stdout);

@@ -121,7 +121,7 @@ fn logs_that_say_nothing_are_not_kept() {
 #[test]
 fn a_program_that_is_not_optimised_measures_others_alone() {
     if !cfg!(debug_assertions) {
-        return eprintln!("not run: this program is optimised");
+        return swiglu_testing::not_run("this program is optimised");
     }
     let dir = tempfile::tempdir().unwrap();
     let lab = lab(dir.path(), "tiny", &tiny());

@@ -8,7 +8,6 @@ mod support;
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -16,15 +15,8 @@ use support::{Ended, Files, command, end, layer_tensors, safetensors};
 
 /// The libraries of the simulator, or nothing after saying why there are none.
 fn simulator() -> Option<PathBuf> {
-    static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let build = || match swiglu_cuda_sim::build() {
-        Ok(simulator) => Some(simulator.directory().to_owned()),
-        Err(reason) => {
-            eprintln!("not run: {reason}");
-            None
-        }
-    };
-    DIRECTORY.get_or_init(build).clone()
+    let built = swiglu_cuda_sim::build().inspect_err(|why| swiglu_testing::not_run(why));
+    built.ok().map(|simulator| simulator.directory().to_owned())
 }
 
 /// The program on a machine with the simulated device.

@@ -166,7 +166,7 @@ fn on_device() -> Option<Command> {
     let simulator = match swiglu_cuda_sim::build() {
         Ok(simulator) => simulator,
         Err(reason) => {
-            eprintln!("not run: {reason}");
+            swiglu_testing::not_run(reason);
             return None;
         }
     };

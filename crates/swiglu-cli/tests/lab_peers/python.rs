@@ -9,7 +9,7 @@ fn python(modules: &str) -> Option<PathBuf> {
     match has {
         Ok(output) if output.status.success() => Some(python.into()),
         _ => {
-            eprintln!("not run: {} has no {modules}", python.display());
+            swiglu_testing::not_run(format_args!("{} has no {modules}", python.display()));
             None
         }
     }
@@ -36,7 +36,10 @@ fn tests_in_python_are_skipped_with_a_reason_where_numpy_is_missing() {
     };
     match bare(&["-c", "import numpy"]) {
         Some((status, why)) if !status.success() && why.contains("numpy") => {}
-        other => return eprintln!("not run: no python3 without numpy: {other:?}"),
+        other => {
+            let why = format_args!("no python3 without numpy: {other:?}");
+            return swiglu_testing::not_run(why);
+        }
     }
     let (status, said) = bare(&["-m", "unittest", "-v"]).unwrap();
     assert!(status.success(), "{said}");

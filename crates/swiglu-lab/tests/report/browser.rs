@@ -78,7 +78,7 @@ onload = () => {
 #[test]
 fn pages_fit_phones_and_desks_in_light_and_dark() {
     let Some(browser) = browser() else {
-        println!("not run: no Chromium in PATH");
+        swiglu_testing::not_run("no Chromium in PATH");
         return;
     };
     let dir = tempfile::tempdir().unwrap();
