@@ -43,13 +43,14 @@ impl Lab {
         self.peer(peer, &format!("sed -u '{}'", faked(us)));
     }
 
-    /// A peer that says `us` after every second preparation, and three times as much after the others.
+    /// A peer that says `us` after three of a case's five preparations, and three times as much after the others;
+    /// the same ones when the case is measured again, as it is where the processor's clock changed.
     fn waver(&self, peer: &str, us: f64) {
         let [once, thrice] = [us, 3.0 * us].map(faked);
         let says = format!(
-            "while IFS= read -r line; do case $line in *prepared*) n=$((1 - ${{n:-0}}));; esac\n\
-             by='{once}'; [ \"${{n:-0}}\" = 1 ] || by='{thrice}'\n\
-             printf '%s\\n' \"$line\" | sed \"$by\"; done"
+            "{{ n=0; while IFS= read -r line; do case $line in *prepared*) n=$(((n + 1) % 5));; esac\n\
+             by='{once}'; case $n in 2 | 4) by='{thrice}';; esac\n\
+             printf '%s\\n' \"$line\" | sed \"$by\"; done; }}"
         );
         self.peer(peer, &says);
     }
