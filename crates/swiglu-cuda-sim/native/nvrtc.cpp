@@ -224,7 +224,9 @@ nvrtcResult compile(Program& program, const Request& request) {
                                   "used)) const char sim_image_arch[] = SIM_ARCH;\n");
     for (const auto& [name, text] : program.headers) {
       const bool replaced = fs::path(name).filename() == "ptx.cuh";
-      written &=
+      std::error_code made;
+      fs::create_directories((directory / name).parent_path(), made);
+      written &= !made &&
           write_file(directory / name, replaced ? read_file(here / "device" / "ptx.cuh") : text);
     }
     const fs::path result = directory / "kernel.so";

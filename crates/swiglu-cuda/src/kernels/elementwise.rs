@@ -1,4 +1,4 @@
-//! Launches `device/elementwise_forward.cu` and `device/elementwise_backward.cu`.
+//! Launches `device/elementwise/elementwise_forward.cu` and `device/elementwise/elementwise_backward.cu`.
 
 use swiglu_core::DType;
 
@@ -6,18 +6,14 @@ use super::NamedVariant;
 use super::gate::{Formula, GateCode};
 use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
-use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::jit::{KernelFile, Variant, define, kernel_file};
 use crate::device::launch::{LaunchConfig, launch};
 use crate::device::stream::Stream;
 
-static FORWARD: KernelFile =
-    KernelFile::new("elementwise_forward.cu", include_str!("../../device/elementwise_forward.cu"));
-static BACKWARD: KernelFile = KernelFile::new(
-    "elementwise_backward.cu",
-    include_str!("../../device/elementwise_backward.cu"),
-);
+static FORWARD: KernelFile = kernel_file!("elementwise", "elementwise_forward.cu");
+static BACKWARD: KernelFile = kernel_file!("elementwise", "elementwise_backward.cu");
 
-/// Threads of a block, see `device/elementwise.cuh`, and of one where whole blocks would leave
+/// Threads of a block, see `device/elementwise/elementwise.cuh`, and of one where whole blocks would leave
 /// SMs without work.
 const THREADS: u32 = 512;
 const FEW_THREADS: u32 = 128;
@@ -27,7 +23,7 @@ const F32_BACKWARD_THREADS: u32 = 256;
 const MANY_VECTORS: u32 = 1 << 16;
 /// Bytes of an operand that a thread has under way, in vectors of one access each.
 const BYTES_IN_FLIGHT: u64 = 16;
-/// The widest access to h beside sums, see `device/elementwise.cuh`.
+/// The widest access to h beside sums, see `device/elementwise/elementwise.cuh`.
 const BYTES_BESIDE_SUMS: u64 = 8;
 /// The most columns, and the most vectors, of a launch: kernels count them in 32 bits and divide
 /// numbers below 2³¹.
@@ -117,7 +113,7 @@ impl GateUp {
     }
 }
 
-/// As in `device/elementwise.cuh`.
+/// As in `device/elementwise/elementwise.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Tiling {

@@ -1,4 +1,4 @@
-//! Launches `device/fill_rows.cu`.
+//! Launches `device/elementwise/fill_rows.cu`.
 
 use swiglu_core::DType;
 
@@ -6,12 +6,11 @@ use super::NamedVariant;
 use super::elementwise::{Tensor, signed};
 use super::gate::element_define;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant};
+use crate::device::jit::{KernelFile, Variant, kernel_file};
 use crate::device::launch::{LaunchConfig, launch};
 use crate::device::stream::Stream;
 
-static FILE: KernelFile =
-    KernelFile::new("fill_rows.cu", include_str!("../../device/fill_rows.cu"));
+static FILE: KernelFile = kernel_file!("elementwise", "fill_rows.cu");
 const THREADS: u32 = 256;
 
 #[repr(C)]

@@ -1,4 +1,4 @@
-//! The activation and its numerics as `device/gate.cuh` takes them.
+//! The activation and its numerics as `device/lib/gate.cuh` takes them.
 
 use swiglu_core::{Activation, DType, ExpMode, GateFn, Numerics, Rounding};
 

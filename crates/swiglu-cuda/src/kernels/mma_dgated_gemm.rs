@@ -1,4 +1,4 @@
-//! Launches `device/mma_dgated_gemm.cu`.
+//! Launches `device/portable/mma_dgated_gemm.cu`.
 
 use swiglu_core::{DType, Orientation};
 
@@ -10,12 +10,11 @@ use super::gated_gemm::Extents;
 use super::mma_gemm::{Config, Operands, bits, widest};
 use super::raster;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::jit::{KernelFile, Variant, define, kernel_file};
 use crate::device::launch::launch as enqueue;
 use crate::device::stream::Stream;
 
-pub(super) static FILE: KernelFile =
-    KernelFile::new("mma_dgated_gemm.cu", include_str!("../../device/mma_dgated_gemm.cu"));
+pub(super) static FILE: KernelFile = kernel_file!("portable", "mma_dgated_gemm.cu");
 
 #[repr(C)]
 struct Params {

@@ -1,4 +1,4 @@
-//! Launches `device/mma_gated_gemm.cu`.
+//! Launches `device/portable/mma_gated_gemm.cu`.
 
 use swiglu_core::{DType, Orientation};
 
@@ -10,12 +10,11 @@ use super::mma_gemm::{Config, Operands, bits, widest};
 use super::weights::Bias;
 use crate::device::cuda::Cuda;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant};
+use crate::device::jit::{KernelFile, Variant, kernel_file};
 use crate::device::launch::{Function, launch as enqueue};
 use crate::device::stream::Stream;
 
-pub(super) static FILE: KernelFile =
-    KernelFile::new("mma_gated_gemm.cu", include_str!("../../device/mma_gated_gemm.cu"));
+pub(super) static FILE: KernelFile = kernel_file!("portable", "mma_gated_gemm.cu");
 
 #[repr(C)]
 struct Params {

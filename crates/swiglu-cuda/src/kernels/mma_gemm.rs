@@ -1,4 +1,4 @@
-//! What launchers of the main loop in `device/mma_gemm.cuh` share.
+//! What launchers of the main loop in `device/portable/mma_gemm.cuh` share.
 
 use swiglu_core::DType;
 

@@ -1,13 +1,13 @@
-//! Launches `device/probe.cu`.
+//! Launches `device/lib/probe.cu`.
 
 use super::NamedVariant;
 use super::elementwise::signed;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant};
+use crate::device::jit::{KernelFile, Variant, kernel_file};
 use crate::device::launch::{LaunchConfig, launch};
 use crate::device::stream::Stream;
 
-static FILE: KernelFile = KernelFile::new("probe.cu", include_str!("../../device/probe.cu"));
+static FILE: KernelFile = kernel_file!("lib", "probe.cu");
 
 const THREADS: u32 = 256;
 const READERS: u32 = 512;

@@ -1,4 +1,4 @@
-//! The order of tiles: how many row tiles share a column of weight tiles, see `device/gated_gemm.cuh`.
+//! The order of tiles: how many row tiles share a column of weight tiles, see `device/lib/gated_gemm.cuh`.
 
 /// Of L2, what the rows of x of a group may fill beside weights that pass through.
 const CACHE_FOR_ROWS: f64 = 0.5;

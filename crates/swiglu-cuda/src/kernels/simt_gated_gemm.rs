@@ -1,4 +1,4 @@
-//! Launches `device/simt_gated_gemm.cu`.
+//! Launches `device/portable/simt_gated_gemm.cu`.
 
 use swiglu_core::{DType, Orientation};
 
@@ -9,12 +9,11 @@ use super::gated_gemm::{Call, Epilogue, Extents, Layout};
 use super::weights::Bias;
 use crate::device::cuda::Cuda;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::jit::{KernelFile, Variant, define, kernel_file};
 use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
 use crate::device::stream::Stream;
 
-pub(super) static FILE: KernelFile =
-    KernelFile::new("simt_gated_gemm.cu", include_str!("../../device/simt_gated_gemm.cu"));
+pub(super) static FILE: KernelFile = kernel_file!("portable", "simt_gated_gemm.cu");
 
 /// Rows and columns of h per tile.
 pub(crate) const TILE: [usize; 2] = [128, 64];

@@ -1,4 +1,4 @@
-//! Launches `device/sm90_dgated_gemm.cu`.
+//! Launches `device/sm90/sm90_dgated_gemm.cu`.
 
 use std::fmt;
 
@@ -17,12 +17,11 @@ use super::sm90_gemm::{
 use super::tensor_map::{Boxes, PANEL, TensorMap, addressable, writable};
 use crate::device::cuda::Cuda;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::jit::{KernelFile, Variant, define, kernel_file};
 use crate::device::launch::{Function, launch as enqueue};
 use crate::device::stream::Stream;
 
-pub(super) static FILE: KernelFile =
-    KernelFile::new("sm90_dgated_gemm.cu", include_str!("../../device/sm90_dgated_gemm.cu"));
+pub(super) static FILE: KernelFile = kernel_file!("sm90", "sm90_dgated_gemm.cu");
 
 /// Rows of a slab, of which 64 columns are a panel.
 const SLAB_ROWS: usize = 64;

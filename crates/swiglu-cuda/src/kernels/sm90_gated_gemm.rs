@@ -1,4 +1,4 @@
-//! Launches `device/sm90_gated_gemm.cu`.
+//! Launches `device/sm90/sm90_gated_gemm.cu`.
 
 use std::fmt;
 
@@ -14,15 +14,14 @@ use super::tensor_map::{PANEL, TensorMap, panel, writable};
 use super::weights::Bias;
 use crate::device::cuda::Cuda;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::jit::{KernelFile, Variant, define, kernel_file};
 use crate::device::launch::{Function, launch as enqueue};
 use crate::device::stream::Stream;
 
 mod cut;
 pub(crate) use cut::Cut;
 
-pub(super) static FILE: KernelFile =
-    KernelFile::new("sm90_gated_gemm.cu", include_str!("../../device/sm90_gated_gemm.cu"));
+pub(super) static FILE: KernelFile = kernel_file!("sm90", "sm90_gated_gemm.cu");
 
 pub(super) use super::sm90_gemm::TILE_K;
 

@@ -1,4 +1,4 @@
-//! What launchers of the main loop in `device/sm90_gemm.cuh` share.
+//! What launchers of the main loop in `device/sm90/gemm.cuh` share.
 
 use super::gated_gemm::Extents;
 use super::tensor_map::TensorMap;

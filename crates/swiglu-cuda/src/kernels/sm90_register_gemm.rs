@@ -1,4 +1,4 @@
-//! Launches `device/sm90_register_gemm.cu`.
+//! Launches `device/decode/sm90_register_gemm.cu`.
 
 use swiglu_core::{DType, Orientation};
 
@@ -10,13 +10,12 @@ use super::obstacle::Obstacle;
 use super::sm90_skinny_gated_gemm::even_share;
 use crate::device::cuda::Cuda;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::jit::{KernelFile, Variant, define, kernel_file};
 use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
 use crate::device::lt::LinearWeights;
 use crate::device::stream::Stream;
 
-pub(super) static FILE: KernelFile =
-    KernelFile::new("sm90_register_gemm.cu", include_str!("../../device/sm90_register_gemm.cu"));
+pub(super) static FILE: KernelFile = kernel_file!("decode", "sm90_register_gemm.cu");
 
 /// Eight rows of a fragment.
 pub(crate) const MOST_TOKENS: usize = 8;

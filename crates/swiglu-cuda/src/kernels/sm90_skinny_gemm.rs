@@ -1,4 +1,4 @@
-//! Launches `device/sm90_skinny_gemm.cu`.
+//! Launches `device/sm90/sm90_skinny_gemm.cu`.
 
 use swiglu_core::{DType, Orientation};
 
@@ -11,13 +11,12 @@ use super::sm90_skinny_gated_gemm::even_share;
 use super::tensor_map::{Boxes, LayerMaps, PANEL, TensorMap};
 use crate::device::cuda::Cuda;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::jit::{KernelFile, Variant, define, kernel_file};
 use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
 use crate::device::lt::LinearWeights;
 use crate::device::stream::Stream;
 
-pub(super) static FILE: KernelFile =
-    KernelFile::new("sm90_skinny_gemm.cu", include_str!("../../device/sm90_skinny_gemm.cu"));
+pub(super) static FILE: KernelFile = kernel_file!("sm90", "sm90_skinny_gemm.cu");
 
 /// Tokens of the widest tile. Every block reads all tokens: with more of them that is most of what it reads.
 pub(crate) const MOST_TOKENS: usize = 32;

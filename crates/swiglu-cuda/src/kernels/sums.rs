@@ -1,4 +1,4 @@
-//! Launches `device/sums.cu`.
+//! Launches `device/elementwise/sums.cu`.
 
 use swiglu_core::{Accumulate, DType};
 
@@ -6,11 +6,11 @@ use super::NamedVariant;
 use super::elementwise::{Tensor, signed};
 use super::gate::element_define;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant};
+use crate::device::jit::{KernelFile, Variant, kernel_file};
 use crate::device::launch::{LaunchConfig, launch};
 use crate::device::stream::Stream;
 
-static FILE: KernelFile = KernelFile::new("sums.cu", include_str!("../../device/sums.cu"));
+static FILE: KernelFile = kernel_file!("elementwise", "sums.cu");
 const THREADS: u32 = 256;
 /// Columns of a block, and the bytes of its warps' sums of them.
 const COLUMNS: usize = 64;

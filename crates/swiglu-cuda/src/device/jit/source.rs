@@ -11,19 +11,25 @@ macro_rules! header {
     };
 }
 
-/// Every header of `device/`.
+/// Every header of `device/`, by its path there.
 static HEADERS: &[Header] = &[
-    header!("decode_formats.cuh"),
-    header!("decode_mlp.cuh"),
-    header!("decode_tiles.cuh"),
-    header!("element.cuh"),
-    header!("elementwise.cuh"),
-    header!("gate.cuh"),
-    header!("gated_gemm.cuh"),
-    header!("mma_gemm.cuh"),
-    header!("ptx.cuh"),
-    header!("sm90_gemm.cuh"),
-    header!("tiles.cuh"),
+    header!("decode/decode_formats.cuh"),
+    header!("decode/decode_mlp.cuh"),
+    header!("decode/decode_tiles.cuh"),
+    header!("elementwise/elementwise.cuh"),
+    header!("lib/element.cuh"),
+    header!("lib/gate.cuh"),
+    header!("lib/gated_gemm.cuh"),
+    header!("lib/ptx.cuh"),
+    header!("lib/tiles.cuh"),
+    header!("portable/mma_gemm.cuh"),
+    header!("sm90/epilogue.cuh"),
+    header!("sm90/gemm.cuh"),
+    header!("sm90/operands.cuh"),
+    header!("sm90/ring.cuh"),
+    header!("sm90/scheduler.cuh"),
+    header!("sm90/shape.cuh"),
+    header!("sm90/swap_ab.cuh"),
 ];
 
 /// The headers that `file` includes, directly or through others, in the order of first mention.
@@ -71,11 +77,20 @@ mod tests {
 
     #[test]
     fn the_list_has_every_header_of_the_directory() {
-        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/device");
-        let files = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name());
-        for name in files.filter_map(|name| name.into_string().ok()) {
-            let listed = HEADERS.iter().any(|(n, _)| *n == name);
-            assert_eq!(listed, name.ends_with(".cuh"), "{name}");
+        let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/device"));
+        let (mut folders, mut found) = (vec![root.to_path_buf()], Vec::new());
+        while let Some(folder) = folders.pop() {
+            for path in std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()) {
+                match path.extension() {
+                    None => folders.push(path),
+                    Some(kind) if kind == "cuh" => {
+                        found.push(path.strip_prefix(root).unwrap().to_str().unwrap().to_owned());
+                    }
+                    Some(_) => {}
+                }
+            }
         }
+        found.sort();
+        assert_eq!(HEADERS.iter().map(|h| h.0).collect::<Vec<_>>(), found);
     }
 }

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use serde::Serialize;
 
 /// A device file that is part of this program. Its launcher declares it:
-/// `static FILE: KernelFile = KernelFile::new("x.cu", include_str!("../../../device/x.cu"));`
+/// `static FILE: KernelFile = kernel_file!("portable", "x.cu");`, where its folder below `device/` comes first.
 #[derive(Debug, Eq)]
 pub struct KernelFile {
     name: &'static str,
@@ -34,6 +34,16 @@ impl PartialEq for KernelFile {
         std::ptr::eq(self, other) || self.name == other.name && self.text == other.text
     }
 }
+
+macro_rules! kernel_file {
+    ($folder:literal, $name:literal) => {
+        $crate::device::jit::KernelFile::new(
+            $name,
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/device/", $folder, "/", $name)),
+        )
+    };
+}
+pub(crate) use kernel_file;
 
 /// What a define stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]

@@ -10,13 +10,11 @@ use super::sm90_held_mlp::{self, Held};
 use super::{Limits, Obstacle};
 use crate::device::cuda::Cuda;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::jit::{KernelFile, Variant, define, kernel_file};
 use crate::device::launch::Function;
 
-static FILE: KernelFile =
-    KernelFile::new("decode_mlp.cu", include_str!("../../../device/decode_mlp.cu"));
-static SEQUENTIAL: KernelFile =
-    KernelFile::new("sequential_mlp.cu", include_str!("../../../device/sequential_mlp.cu"));
+static FILE: KernelFile = kernel_file!("decode", "decode_mlp.cu");
+static SEQUENTIAL: KernelFile = kernel_file!("decode", "sequential_mlp.cu");
 
 /// The device files of all designs that compute with elements: what is tuned.
 pub(in crate::kernels) fn files() -> [&'static KernelFile; 3] {

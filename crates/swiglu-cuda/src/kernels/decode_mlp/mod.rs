@@ -1,4 +1,4 @@
-//! Launches `device/decode_mlp.cu`, `device/sm90_decode_mlp.cu` and `device/sm90_held_mlp.cu`: the feed-forward block
+//! Launches `device/decode/decode_mlp.cu`, `device/decode/sm90_decode_mlp.cu` and `device/decode/sm90_held_mlp.cu`: the feed-forward block
 //! for a few tokens.
 
 mod config;

@@ -1,4 +1,4 @@
-//! What a launch of `device/sm90_decode_mlp.cu` is compiled and shaped for.
+//! What a launch of `device/decode/sm90_decode_mlp.cu` is compiled and shaped for.
 
 use swiglu_core::Problem;
 
@@ -7,10 +7,9 @@ use super::super::ring;
 use super::config::{Config, Feed, Part, pitch};
 use super::format::{Format, Math, UNIT_BYTES as UNIT};
 use super::{Limits, Obstacle};
-use crate::device::jit::{Define, KernelFile, define};
+use crate::device::jit::{Define, KernelFile, define, kernel_file};
 
-pub(super) static FILE: KernelFile =
-    KernelFile::new("sm90_decode_mlp.cu", include_str!("../../../device/sm90_decode_mlp.cu"));
+pub(super) static FILE: KernelFile = kernel_file!("decode", "sm90_decode_mlp.cu");
 
 /// Warps that ask for weights.
 const PRODUCERS: usize = 4;

@@ -1,14 +1,13 @@
-//! What a launch of `device/sm90_held_mlp.cu` is compiled and shaped for.
+//! What a launch of `device/decode/sm90_held_mlp.cu` is compiled and shaped for.
 
 use swiglu_core::Problem;
 
 use super::config::{Config, Feed, Part};
 use super::format::{Format, Math, UNIT_BYTES};
 use super::{Limits, Obstacle};
-use crate::device::jit::{Define, KernelFile, define};
+use crate::device::jit::{Define, KernelFile, define, kernel_file};
 
-pub(super) static FILE: KernelFile =
-    KernelFile::new("sm90_held_mlp.cu", include_str!("../../../device/sm90_held_mlp.cu"));
+pub(super) static FILE: KernelFile = kernel_file!("decode", "sm90_held_mlp.cu");
 
 /// Of a block of down rows, and of one of gate and up before what those leave is known.
 const MOST_WARPS: usize = 16;

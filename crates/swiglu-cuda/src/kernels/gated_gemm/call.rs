@@ -1,4 +1,4 @@
-//! One launch of a fused gated GEMM kernel: `device/gated_gemm.cuh`.
+//! One launch of a fused gated GEMM kernel: `device/lib/gated_gemm.cuh`.
 
 use std::fmt;
 

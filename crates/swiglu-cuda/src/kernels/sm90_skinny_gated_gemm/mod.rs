@@ -1,4 +1,4 @@
-//! Launches `device/sm90_skinny_gated_gemm.cu`.
+//! Launches `device/sm90/sm90_skinny_gated_gemm.cu`.
 
 mod tiling;
 
@@ -11,17 +11,14 @@ use super::tensor_map::TensorMap;
 use super::weights::Bias;
 use crate::device::cuda::Cuda;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant, define};
+use crate::device::jit::{KernelFile, Variant, define, kernel_file};
 use crate::device::launch::{Function, LaunchConfig, launch as enqueue};
 use crate::device::stream::Stream;
 pub(crate) use tiling::{Config, Next};
 use tiling::{GROUP, Kind, MOST_COLUMNS, MOST_FEATURES, Tiling};
 pub(super) use tiling::{TILE_K, even_share};
 
-pub(super) static FILE: KernelFile = KernelFile::new(
-    "sm90_skinny_gated_gemm.cu",
-    include_str!("../../../device/sm90_skinny_gated_gemm.cu"),
-);
+pub(super) static FILE: KernelFile = kernel_file!("sm90", "sm90_skinny_gated_gemm.cu");
 
 #[repr(C, align(64))]
 struct Params {

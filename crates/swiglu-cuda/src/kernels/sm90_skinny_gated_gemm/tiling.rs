@@ -1,4 +1,4 @@
-//! Tiles of `device/sm90_skinny_gated_gemm.cu`, how they are fitted to a layer, and what a block of one takes.
+//! Tiles of `device/sm90/sm90_skinny_gated_gemm.cu`, how they are fitted to a layer, and what a block of one takes.
 
 use std::fmt;
 

@@ -1,0 +1,181 @@
+// The first half of a feed-forward block's backward pass on Hopper: dh = dy·Wdᵀ by the main loop of gemm.cuh, and
+// in its epilogue, from saved gate and up, ∂L/∂gate, ∂L/∂up and, where the gradient of Wd is wanted, h once more. dh is
+// never in memory, and h need not be kept from the forward pass.
+//
+// The operands of the main loop are dy, for x, and Wd, whose outputs are here what is summed over. In ping-pong one
+// team of consumers runs the epilogue while the other multiplies. A consumer goes through its rows of the tile slab by slab,
+// 64 rows of a panel: TMA brings gate and up, in the order of the consumer's fragments they are read, replaced by their
+// gradients where they stand, and leave through TMA, h from a place of its own. Who waits for whom, per slab:
+//   1. the leader until the last slab's stores have read shared memory; then it asks for this one
+//   2. all at the consumer's barrier: h's place is free
+//   3. all for gate and up (the consumer's mbarrier)
+//   4. all, with their writes fenced, at the consumer's barrier; the leader stores
+// The first slab of a tile is asked for before it is multiplied: every earlier read of its place is behind 4.
+// Slabs without rows or columns are passed over by all. The gradients may replace gate and up in memory: a slab is stored
+// after it was read, and no other slab has the same elements.
+//
+// Compile-time: what shape.cuh and gate.cuh name.
+//
+// Floors: 2·M·H·K FLOP, 4096 per cycle and SM, so 12·K cycles for a tile of 128 × 192; of memory 10 bytes for each
+// element of h, 8 without it. What was measured: docs/kernels/sm90_dgated_gemm.md.
+#include "lib/gate.cuh"
+#include "sm90/gemm.cuh"
+
+static_assert(kOperands == 1 && kPingPong && kCluster == 1, "a plain product, hidden behind another");
+static_assert(kPanel == 64, "slabs are 64 columns of the 128-byte swizzle");
+constexpr int kSlabBytes = 64 * kPitch;
+constexpr int kConsumerBytes = 3 * kSlabBytes;
+// Of four consumers each has few registers beside its sums. Then a branch keeps the compiler from computing the next
+// columns too: up to 24 bytes of spills of the longest formula otherwise.
+constexpr bool kGuarded = kConsumers == 4 && !kFast && CLAMP;
+
+struct alignas(64) Sm90DgatedGemmParams {
+  Operands operands;
+  // Boxes of a slab: read, and written.
+  ptx::TensorMap gate, up, gate_grad, up_grad, h;
+  Formula formula;
+  int stores_h;
+};
+
+class Dgated {
+  const Sm90DgatedGemmParams& p;
+  const u32 gate_and_up, barrier;
+  const int consumer;
+  u32 done = 0;  // slabs of the tiles before
+
+ public:
+  static constexpr int kBytes = kConsumers * kConsumerBytes, kBarriers = kConsumers;
+
+  INLINE static void initialise(const Sm90DgatedGemmParams& p, u32 barriers) {
+    for (int i = 0; i < kBarriers; ++i) ptx::barrier_init(barriers + 8 * i, 1);
+    ptx::prefetch_tensor_map(&p.gate);
+    ptx::prefetch_tensor_map(&p.up);
+    ptx::prefetch_tensor_map(&p.gate_grad);
+    ptx::prefetch_tensor_map(&p.up_grad);
+    if (p.stores_h) ptx::prefetch_tensor_map(&p.h);
+  }
+
+  INLINE Dgated(const Sm90DgatedGemmParams& p, u32 shared, u32 barriers, int consumer)
+      : p(p),
+        gate_and_up(shared + consumer * kConsumerBytes),
+        barrier(barriers + 8 * consumer),
+        consumer(consumer) {}
+
+  template <int WIDTH>
+  INLINE void begin(Sums<WIDTH>& d, Tile tile) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < WIDTH / 2; ++i) d[b][i] = 0.0f;
+    }
+    if (threadIdx.x % 128 != 0) return;
+    const Slabs slabs(p.operands.extents, own_rows(tile), WIDTH);
+    ptx::bulk_wait_read<0>();
+    if (slabs.count() > 0) ask_for(slabs, 0);
+  }
+
+  template <int WIDTH>
+  INLINE void finish(const Sums<WIDTH>& d, Tile tile) {
+    const bool leader = threadIdx.x % 128 == 0;
+    const Slabs slabs(p.operands.extents, own_rows(tile), WIDTH);
+#pragma unroll
+    for (int panel = 0; panel < WIDTH / kPanel; ++panel) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        if (panel >= slabs.panels || b >= slabs.blocks) continue;
+        const int s = panel * slabs.blocks + b;
+        if (s > 0) {
+          if (leader) {
+            ptx::bulk_wait_read<0>();
+            ask_for(slabs, s);
+          }
+          consumer_barrier(consumer);
+        }
+        ptx::barrier_wait(barrier, (done + s) & 1);
+        differentiate<WIDTH>(d[b], panel, p.operands.extents.features - slabs.column(s));
+        ptx::fence_async_shared();
+        consumer_barrier(consumer);
+        if (leader) {
+          const int column = slabs.column(s), row = slabs.row(s);
+          ptx::tensor_store(&p.gate_grad, gate_and_up, column, row);
+          ptx::tensor_store(&p.up_grad, gate_and_up + kSlabBytes, column, row);
+          if (p.stores_h) ptx::tensor_store(&p.h, place_of_h(), column, row);
+          ptx::bulk_commit();
+        }
+      }
+    }
+    done += slabs.count();
+  }
+
+  INLINE void end() const {
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+  }
+
+ private:
+  INLINE Tile own_rows(Tile tile) const {
+    tile.row = consumer_row(tile, consumer);
+    return tile;
+  }
+
+  // Those of a tile that have rows and columns, blocks of 64 rows innermost; none where no row is the consumer's.
+  struct Slabs {
+    Tile tile;
+    int panels, blocks;
+
+    INLINE Slabs(const Extents& e, Tile tile, int width) : tile(tile) {
+      panels = within(e.features - tile.column, kPanel, width / kPanel);
+      blocks = within(e.m - tile.row, 64, kBlocks);
+    }
+    static INLINE int within(int extent, int unit, int most) {
+      const int units = ceiling_divide(extent, unit);
+      return units < most ? units : most;
+    }
+    INLINE int count() const { return panels * blocks; }
+    INLINE int column(int s) const { return tile.column + s / blocks * kPanel; }
+    INLINE int row(int s) const { return tile.row + s % blocks * 64; }
+  };
+
+  INLINE u32 place_of_h() const { return gate_and_up + 2 * kSlabBytes; }
+
+  // Asks for gate and up of slab s, by one thread.
+  INLINE void ask_for(const Slabs& slabs, int s) const {
+    ptx::barrier_arrive_expect(barrier, 2 * kSlabBytes);
+    ptx::tensor_load(gate_and_up, &p.gate, barrier, slabs.column(s), slabs.row(s));
+    ptx::tensor_load(gate_and_up + kSlabBytes, &p.up, barrier, slabs.column(s), slabs.row(s));
+  }
+
+  // Replaces gate and up of a slab by their gradients, and writes h; `columns` of it exist, or more.
+  template <int WIDTH>
+  INLINE void differentiate(const float (&d)[WIDTH / 2], int panel, int columns) const {
+#pragma unroll
+    for (int j = 0; j < kPanel / 8; j += 2) {
+      if (kGuarded && 8 * j >= columns) continue;
+      const u32 at = place_in_panel(0, 0, j);
+      u32 gate[4], up[4], h[4];
+      ptx::load_matrix_x4(gate, gate_and_up + at);
+      ptx::load_matrix_x4(up, gate_and_up + kSlabBytes + at);
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const int i = 4 * (panel * kPanel / 8 + j + q / 2) + 2 * (q % 2);
+        const Values<4> g = unpack(ptx::Raw<4>{{gate[q]}}), u = unpack(ptx::Raw<4>{{up[q]}});
+        Gradients grad[2];
+        float value[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          // The product as a linear map would leave it.
+          const float dh = kPreRound ? round_to_element(d[i + c]) : d[i + c];
+          grad[c] = gated_backward(dh, g.value[c], u.value[c], p.formula);
+          value[c] = gated(g.value[c], u.value[c], p.formula);
+        }
+        gate[q] = pack_elements(grad[0].gate, grad[1].gate);
+        up[q] = pack_elements(grad[0].up, grad[1].up);
+        h[q] = pack_elements(value[0], value[1]);
+      }
+      ptx::store_matrix_x4(gate_and_up + at, gate);
+      ptx::store_matrix_x4(gate_and_up + kSlabBytes + at, up);
+      ptx::store_matrix_x4(place_of_h() + at, h);
+    }
+  }
+};
+
+KERNEL(kThreads, 1, sm90_dgated_gemm)(KERNEL_PARAMS(Sm90DgatedGemmParams) p) { gemm<Dgated>(p); }
