@@ -71,7 +71,7 @@ pub(crate) fn tell(bar: &ProgressBar, line: impl Display) {
 }
 
 /// Functions that set the library's options, with ours. One that begins like another comes behind it.
-const OPTIONS: [(&str, &str); 21] = [
+const OPTIONS: [(&str, &str); 22] = [
     ("LoadOptions::with_beside_experts", "--beside-experts"),
     ("LoadOptions::with_expert", "--expert"),
     ("LoadOptions::with_orientation", "--orientation"),
@@ -90,6 +90,7 @@ const OPTIONS: [(&str, &str); 21] = [
     ("TensorNames::with_down_bias", "--down-bias-name"),
     ("TensorNames::with_down", "--down-name"),
     ("Weights::activation", "--activation"),
+    ("Weights::decoded", "--decode-weights"),
     ("Device::cpu", "--device cpu"),
     ("GatedLinear::load", "--op gated-linear"),
     ("Mlp::load", "--op mlp"),

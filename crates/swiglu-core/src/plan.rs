@@ -87,25 +87,13 @@ impl fmt::Display for Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Activation, DType, Numerics, Op, WeightLayout};
+    use crate::{Activation, DType, Numerics, Op};
 
     #[test]
     fn plans_print_and_survive_json() {
-        let problem = Problem {
-            op: Op::Mlp,
-            m: 1,
-            hidden: 576,
-            intermediate: 1536,
-            dtype: DType::Bf16,
-            activation: Activation::CLAMPED_SWIGLU,
-            numerics: Numerics::default(),
-            layout: WeightLayout::HF,
-            bias: true,
-            quantized: None,
-            rows: crate::RowSteps::NONE,
-            pass: crate::Pass::Forward,
-            accumulate: crate::Accumulate::Overwrite,
-        };
+        let problem = Problem::new(Op::Mlp, 1, 576, 1536, DType::Bf16, Activation::CLAMPED_SWIGLU)
+            .with_numerics(Numerics::default())
+            .with_bias(true);
         let plan = Plan {
             problem,
             backend: "cpu".into(),
@@ -118,6 +106,10 @@ mod tests {
         assert_eq!(plan.to_string(), "cpu/avx2 fused mlp, 2 threads, row_block=6");
         let json = serde_json::to_string(&plan).unwrap();
         assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
+        assert!(!json.contains("groups"), "{json}");
+        let experts = Plan { problem: problem.with_groups(8), ..plan };
+        let json = serde_json::to_string(&experts).unwrap();
+        assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), experts);
         assert_eq!(problem.flops(), 6.0 * 576.0 * 1536.0);
         assert_eq!(problem.compulsory_bytes(), 2.0 * (3.0 * 576.0 * 1536.0 + 2.0 * 576.0));
     }

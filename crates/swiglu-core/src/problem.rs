@@ -103,21 +103,11 @@ impl<'a, T: Element> GatedLinearParams<'a, T> {
 
     /// The problem of `m` tokens.
     pub fn problem(&self, m: usize) -> Problem {
-        Problem {
-            op: Op::GatedLinear,
-            m,
-            hidden: self.weights.hidden(),
-            intermediate: self.weights.intermediate(),
-            dtype: T::DTYPE,
-            activation: self.activation,
-            numerics: self.numerics,
-            layout: self.weights.layout(),
-            bias: self.gate_bias.is_some() || self.up_bias.is_some(),
-            quantized: None,
-            rows: RowSteps::NONE,
-            pass: Pass::Forward,
-            accumulate: Accumulate::Overwrite,
-        }
+        let (hidden, intermediate) = (self.weights.hidden(), self.weights.intermediate());
+        Problem::new(Op::GatedLinear, m, hidden, intermediate, T::DTYPE, self.activation)
+            .with_numerics(self.numerics)
+            .with_layout(self.weights.layout())
+            .with_bias(self.gate_bias.is_some() || self.up_bias.is_some())
     }
 }
 
@@ -255,6 +245,18 @@ pub struct Problem {
     /// Whether gradients of weights are added to what is there.
     #[serde(default, skip_serializing_if = "Accumulate::is_overwrite")]
     pub accumulate: Accumulate,
+    /// Groups of tokens, one behind the other, each with weights of its own, as of experts; 1 where all have the same.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub groups: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one(groups: &usize) -> bool {
+    *groups == 1
 }
 
 impl Problem {
@@ -284,6 +286,7 @@ impl Problem {
             rows,
             pass: Pass::Forward,
             accumulate: Accumulate::Overwrite,
+            groups: 1,
         }
     }
 
@@ -314,6 +317,41 @@ impl Problem {
         with_pass(pass: Pass);
         /// Whether gradients of weights are added to what is there.
         with_accumulate(accumulate: Accumulate);
+        /// Groups of tokens with weights of their own.
+        with_groups(groups: usize);
+    }
+
+    /// Refuses by name what no backend computes yet: groups of tokens, and training of quantised weights, of row steps and of
+    /// the activation alone.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn expect_computed(&self) -> Result<()> {
+        let unsupported =
+            |what: String, why: &str| Err(Error::Unsupported { what, why: why.into() });
+        if self.groups != 1 {
+            return unsupported(
+                format!("a problem of {} groups of tokens", self.groups),
+                "a layer has the weights of one group, as of one expert; make one for each, and give it its tokens",
+            );
+        }
+        if self.pass == Pass::Forward {
+            return Ok(());
+        }
+        if self.op == Op::Activation {
+            return unsupported(
+                format!("training of the {}", self.op),
+                "it has no weights to train; its gradient is part of that of a layer",
+            );
+        }
+        if let Some(types) = self.quantized {
+            return unsupported(
+                format!("training of {types} weights"),
+                "quantised weights have no gradients; decode them (Weights::decoded)",
+            );
+        }
+        self.rows
+            .expect_none("in backward passes", "train the gated linear layer (GatedLinear::load)")
     }
 
     /// Floating-point operations of the linear maps, a multiply-add counted as two; for the
@@ -329,7 +367,7 @@ impl Problem {
         if self.pass == Pass::Backward { 2.0 * forward } else { forward }
     }
 
-    /// Bytes of weights, each read at least once.
+    /// Bytes of weights, each read at least once where each group has tokens.
     pub fn weight_bytes(&self) -> f64 {
         let (k, h) = (self.hidden, self.intermediate);
         let of = |kind: Option<QuantizedType>, rows, cols| match kind {
@@ -337,11 +375,12 @@ impl Problem {
             None => k as f64 * h as f64 * self.dtype.size() as f64,
         };
         let gate_up = 2.0 * of(self.quantized.map(|q| q.gate_up), h, k);
-        match self.op {
+        let of_group = match self.op {
             Op::Activation => 0.0,
             Op::GatedLinear => gate_up,
             Op::Mlp => gate_up + of(self.quantized.and_then(|q| q.down), k, h),
-        }
+        };
+        self.groups as f64 * of_group
     }
 
     /// Bytes that must move at least: weights and inputs read once, the output written once; none
@@ -385,6 +424,9 @@ impl fmt::Display for Problem {
         if self.accumulate == Accumulate::Add {
             f.write_str(" add")?;
         }
+        if self.groups != 1 {
+            write!(f, " groups={}", self.groups)?;
+        }
         if self.rows.is_none() { Ok(()) } else { write!(f, " {}", self.rows) }
     }
 }
@@ -392,6 +434,29 @@ impl fmt::Display for Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_nothing_computes_is_refused_by_name() {
+        use crate::rows::{Norm, NormKind};
+
+        let problem = |op| Problem::new(op, 5, 8, 16, DType::F32, Activation::SWIGLU);
+        let refused = |problem: Problem| problem.expect_computed().unwrap_err().to_string();
+        assert_eq!(problem(Op::Mlp).expect_computed(), Ok(()));
+        assert_eq!(problem(Op::Mlp).with_pass(Pass::Backward).expect_computed(), Ok(()));
+        let experts = problem(Op::Mlp).with_groups(8);
+        assert_eq!(experts.weight_bytes(), 8.0 * problem(Op::Mlp).weight_bytes());
+        assert!(experts.to_string().ends_with("groups=8"), "{experts}");
+        assert!(refused(experts).contains("8 groups of tokens"), "{}", refused(experts));
+        let activation = problem(Op::Activation).with_pass(Pass::Backward);
+        assert!(refused(activation).contains("no weights to train"));
+        let norm = RowSteps::NONE.with_norm(Norm::new(NormKind::Rms, 1e-5).unwrap());
+        assert!(
+            refused(problem(Op::Mlp).with_rows(norm).with_pass(Pass::Saving)).contains("rms-norm")
+        );
+        let types = QuantizedTypes { gate_up: QuantizedType::I8, down: None };
+        let quantized = problem(Op::GatedLinear).with_quantized(types).with_pass(Pass::Backward);
+        assert!(refused(quantized).contains("no gradients"));
+    }
 
     /// Of weights that contradict each other either may be the one that lies otherwise than was said.
     #[test]

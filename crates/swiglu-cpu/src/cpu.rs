@@ -262,11 +262,15 @@ impl Cpu {
 
     /// How `problem` will be computed on `path`: the same as the layer's own plan, from the numbers
     /// alone.
-    pub fn plan(&self, problem: Problem, path: Path) -> Plan {
-        match problem.op {
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Unsupported`] for what no layer computes ([`Problem::expect_computed`]).
+    pub fn plan(&self, problem: Problem, path: Path) -> Result<Plan> {
+        problem.expect_computed()?;
+        Ok(match problem.op {
             Op::Activation => elementwise::plan(self, problem),
             _ => layers::plan(self, problem, path),
-        }
+        })
     }
 
     pub(crate) fn make_plan(

@@ -124,7 +124,7 @@ fn plans_need_no_weights() {
                 (gated.plan(m), parameters.gated().problem(m)),
                 (mlp.plan(m), parameters.mlp().problem(m)),
             ] {
-                let mut made = device.plan(problem, path);
+                let mut made = device.plan(problem, path).unwrap();
                 // The unfused path has no `fused` rounding, and its layer says so.
                 made.problem.numerics = plan.problem.numerics;
                 assert_eq!(made, plan);
@@ -141,7 +141,7 @@ fn plans_follow_the_row_steps() {
     for steps in row_steps().unwrap() {
         let params = parameters.mlp().with_rows(RowParams::new(steps));
         let plan = Mlp::new(&device, &params).unwrap().plan(700);
-        let mut made = device.plan(params.problem(700), Path::Fused);
+        let mut made = device.plan(params.problem(700), Path::Fused).unwrap();
         made.problem.numerics = plan.problem.numerics;
         assert_eq!(made, plan);
         assert_eq!(plan.problem.rows, steps);
@@ -274,7 +274,7 @@ fn tiles_take_any_number_of_rows_and_inputs() {
         let case = Case { dtype: DType::Bf16, padding: 3, ..case(m, hidden, intermediate) };
         layers_agree::<bf16>(isa, &case).unwrap();
         let problem = Parameters::<bf16>::new(&case).unwrap().mlp().problem(m);
-        let plan = cpu(isa, 1).plan(problem, Path::Fused);
+        let plan = cpu(isa, 1).plan(problem, Path::Fused).unwrap();
         assert!(plan.reason.contains("AMX"), "{case}");
         let pass = m.div_ceil(m.div_ceil(256));
         let expected = [if pass > 16 { 32 } else { 16 }, pass.div_ceil(32), m.div_ceil(pass)];
@@ -409,7 +409,7 @@ fn quantised_layers_keep_rows_apart() {
         let (one, three) = (mlp(1), mlp(3));
         let of_bf16 = Mlp::<bf16>::quantized(&cpu(isa, 1), &params).unwrap();
         for m in [0, 1, 9, 40, 3000] {
-            let made = |dtype| cpu(isa, 1).plan(params.problem(m, dtype), Path::Fused);
+            let made = |dtype| cpu(isa, 1).plan(params.problem(m, dtype), Path::Fused).unwrap();
             assert_eq!(made(DType::F32), one.plan(m), "{isa}");
             assert_eq!(made(DType::Bf16), of_bf16.plan(m), "{isa}");
         }

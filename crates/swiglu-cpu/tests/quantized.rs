@@ -61,7 +61,7 @@ fn types_without_kernels_are_refused() {
         let e = expect_quantized(Op::Mlp, DType::Bf16, block.into()).unwrap_err().to_string();
         assert!(e.contains(&format!("mlp of bf16 with {block} weights")), "{e}");
         for m in [1, 100] {
-            cpu.plan(params.problem(m, DType::F32), Path::Fused);
+            cpu.plan(params.problem(m, DType::F32), Path::Fused).unwrap();
         }
         refused += 1;
     }

@@ -34,7 +34,7 @@ pub use layers::{
     expect_quantized, quantized_tokens, quantized_types,
 };
 pub use plan::calibration::{Calibrated, Calibration, Rate};
-pub use plan::{Candidate, CudaOptions, Target, Ways, expect_row_steps, tuning};
+pub use plan::{Candidate, CudaOptions, Target, Ways, tuning};
 
 // Tests inside and outside of this crate open their device in the same way.
 #[cfg(test)]

@@ -348,8 +348,8 @@ fn plans_name_the_obstacles() {
     assert!(reasons(1, DType::Bf16).contains("expected"), "{}", reasons(1, DType::Bf16));
     assert!(reasons(17, DType::Bf16).contains("17 tokens; expected at most 16"));
     assert!(reasons(9, DType::F32).contains("9 tokens; expected at most 8"));
-    assert_ne!(cuda.plan(problem(17, DType::Bf16), None).kernel, "decode_mlp");
-    let unfused = cuda.plan(problem(1, DType::Bf16), Some(swiglu_core::Path::Unfused));
+    assert_ne!(cuda.plan(problem(17, DType::Bf16), None).unwrap().kernel, "decode_mlp");
+    let unfused = cuda.plan(problem(1, DType::Bf16), Some(swiglu_core::Path::Unfused)).unwrap();
     assert_ne!(unfused.kernel, "decode_mlp");
 }
 
@@ -363,11 +363,12 @@ fn the_tma_waits_for_a_measurement_of_f32() {
     }
     let case = |dtype| Case::new(Op::Mlp, [2, 72, 96], dtype);
     let parameters = Parameters::<bf16>::new(&case(DType::Bf16)).unwrap();
-    let planned = cuda.plan(parameters.mlp().problem(2), None);
+    let planned = cuda.plan(parameters.mlp().problem(2), None).unwrap();
     assert_eq!(planned.kernel, "sm90_decode_mlp", "{}", planned.reason);
     for &kind in quantized_types() {
         let quantized = Some(QuantizedTypes::of(Op::Mlp, kind));
-        let planned = cuda.plan(parameters.mlp().problem(2).with_quantized(quantized), None);
+        let planned =
+            cuda.plan(parameters.mlp().problem(2).with_quantized(quantized), None).unwrap();
         assert_eq!(planned.kernel, "sm90_held_mlp", "{kind}: {}", planned.reason);
     }
 
@@ -381,12 +382,12 @@ fn the_tma_waits_for_a_measurement_of_f32() {
     let before = offered(&cuda);
     assert!(!before.chosen && before.predicted_us.is_some(), "{before:?}");
     assert!(before.reason.contains("once `swiglu tune` has measured it"), "{before:?}");
-    assert_ne!(cuda.plan(problem, None).kernel, "sm90_decode_mlp");
+    assert_ne!(cuda.plan(problem, None).unwrap().kernel, "sm90_decode_mlp");
 
     let dir = tempfile::tempdir().unwrap();
     let tuned = common::preferring(&cuda, dir.path(), fastest, &[problem]);
     assert!(offered(&tuned).chosen, "{:?} {:?}", offered(&tuned), tuned.tuning_notes());
-    assert_eq!(tuned.plan(problem, None).kernel, "sm90_decode_mlp");
+    assert_eq!(tuned.plan(problem, None).unwrap().kernel, "sm90_decode_mlp");
     let layer = Mlp::new(&tuned, &parameters.mlp()).unwrap();
     let values = random::normal_matrix::<f32>(7, 2, 72, 1.0).unwrap();
     let x = DeviceMatrix::from_host(&tuned.stream(), values.view()).unwrap();

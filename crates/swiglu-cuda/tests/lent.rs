@@ -223,7 +223,7 @@ fn packed_weights_of_every_width_go_as_they_are_planned() {
         let params = MlpParams::new(gated, down.view(), Orientation::OutIn);
         let mlp = Mlp::new(&cuda, &params).unwrap();
         for m in [1, 5, 40] {
-            let planned = cuda.plan(params.problem(m), None);
+            let planned = cuda.plan(params.problem(m), None).unwrap();
             assert_eq!(mlp.plan(m), planned, "{k} {h} {m}");
             assert_eq!(mlp.design(m).is_some(), planned.kernel.contains("decode"), "{planned:?}");
         }

@@ -46,7 +46,7 @@ fn the_faster_way_is_planned_and_a_fused_one_where_it_is_asked_for() {
     let (small, unfused) = (block([300, 64, 100], DType::Bf16), "cublaslt + elementwise");
     let (name, why) = chosen(&cuda, &small, None);
     assert!(name.starts_with("mma_dgated_gemm ") && why.contains("epilogue"), "{name}: {why}");
-    let plan = cuda.plan(small, None);
+    let plan = cuda.plan(small, None).unwrap();
     assert!(plan.kernel.starts_with(&name) && plan.path == Path::Fused, "{plan}");
     let [tile_m, tile_h] = ["tile_m", "tile_h"].map(|of| plan.parameters[of]);
     assert_eq!(name, format!("mma_dgated_gemm {tile_m}x{tile_h}"));

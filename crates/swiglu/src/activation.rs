@@ -114,24 +114,30 @@ impl GatedActivation {
     }
 
     /// How an `[m, intermediate]` result will be computed.
+    ///
+    /// # Errors
+    /// As [`Device::plan`].
     pub fn plan(
         &self,
         m: usize,
         intermediate: usize,
         dtype: DType,
         arrangement: Arrangement,
-    ) -> Plan {
-        self.device.plan(self.problem(m, intermediate, dtype, arrangement), None)
+    ) -> Result<Plan> {
+        Ok(self.device.plan(self.problem(m, intermediate, dtype, arrangement), None)?)
     }
 
     /// The plan, what it was chosen from, and what the problem costs at least.
+    ///
+    /// # Errors
+    /// As [`Device::plan`].
     pub fn explain(
         &self,
         m: usize,
         intermediate: usize,
         dtype: DType,
         arrangement: Arrangement,
-    ) -> Explanation {
-        self.device.explain(self.problem(m, intermediate, dtype, arrangement), None)
+    ) -> Result<Explanation> {
+        Ok(self.device.explain(self.problem(m, intermediate, dtype, arrangement), None)?)
     }
 }

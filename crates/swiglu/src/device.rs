@@ -3,9 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use swiglu_core::{
-    DType, Error as CoreError, Op, Pass, Path, Plan, Problem, QuantizedType, RowSteps,
-};
+use swiglu_core::{DType, Error as CoreError, Op, Path, Plan, Problem, QuantizedType};
 use swiglu_cpu::{Cpu, CpuOptions};
 #[cfg(feature = "cuda")]
 use swiglu_cuda::{Cuda, CudaOptions};
@@ -90,7 +88,15 @@ impl Device {
     /// How a problem will be computed here, from the numbers alone: a layer packed for the same path
     /// says the same. [`None`] is the device's own choice, as [`Mlp::from_params`](crate::Mlp) makes
     /// it: on the CPU always the fused path, on a GPU the one that is expected to be faster.
-    pub fn plan(&self, problem: Problem, path: impl Into<Option<Path>>) -> Plan {
+    ///
+    /// # Errors
+    /// [`CoreError::Unsupported`] for what no layer computes here: [`Problem::expect_computed`], and on a CUDA device row steps
+    /// of a block.
+    pub fn plan(
+        &self,
+        problem: Problem,
+        path: impl Into<Option<Path>>,
+    ) -> std::result::Result<Plan, CoreError> {
         let path = path.into();
         match self {
             Device::Cpu(cpu) => cpu.plan(problem, path.unwrap_or(Path::Fused)),
@@ -100,9 +106,16 @@ impl Device {
     }
 
     /// The plan, what it was chosen from, and what the problem costs at least.
-    pub fn explain(&self, problem: Problem, path: impl Into<Option<Path>>) -> Explanation {
+    ///
+    /// # Errors
+    /// As [`Device::plan`].
+    pub fn explain(
+        &self,
+        problem: Problem,
+        path: impl Into<Option<Path>>,
+    ) -> std::result::Result<Explanation, CoreError> {
         let path = path.into();
-        Explanation::new(self, self.plan(problem, path), path)
+        Ok(Explanation::new(self, self.plan(problem, path)?, path))
     }
 
     /// Refuses quantised weights that the device has no kernels for in this operation and with inputs
@@ -120,33 +133,6 @@ impl Device {
             Device::Cpu(_) => swiglu_cpu::expect_quantized(op, dtype, kind),
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => swiglu_cuda::expect_quantized(op, dtype, kind),
-        }
-    }
-
-    /// Refuses a pass that there are no layers for: of the activation, which has no weights.
-    ///
-    /// # Errors
-    /// [`CoreError::Unsupported`].
-    pub fn expect_pass(&self, op: Op, pass: Pass) -> std::result::Result<(), CoreError> {
-        match (op, pass) {
-            (Op::Activation, Pass::Saving | Pass::Backward) => Err(CoreError::Unsupported {
-                what: format!("training of the {op} on {}", self.name()),
-                why: "it has no weights to train; its gradient is part of that of a layer".into(),
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses row steps of a block where the device computes none.
-    ///
-    /// # Errors
-    /// [`CoreError::Unsupported`] for any on a CUDA device.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the CPU has all"))]
-    pub fn expect_row_steps(&self, steps: RowSteps) -> std::result::Result<(), CoreError> {
-        match self {
-            Device::Cpu(_) => Ok(()),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(_) => swiglu_cuda::expect_row_steps(steps),
         }
     }
 

@@ -144,9 +144,9 @@ fn activations_and_explanations_are_of_the_device() {
     let layer = GatedLinear::load(stories(), 0).unwrap().dtype(DType::F16).to(&device).unwrap();
     let explanation = layer.explain(40);
     assert_eq!(explanation.plan, layer.plan(40));
-    assert_eq!(explanation.plan, device.plan(explanation.problem, None));
+    assert_eq!(explanation.plan, device.plan(explanation.problem, None).unwrap());
     assert_eq!(explanation.candidates.iter().filter(|c| c.chosen).count(), 1);
-    let unfused = device.plan(explanation.problem, Path::Unfused);
+    let unfused = device.plan(explanation.problem, Path::Unfused).unwrap();
     assert_eq!((unfused.path, unfused.backend.as_str()), (Path::Unfused, "cuda"));
 }
 
@@ -192,7 +192,7 @@ fn quantised_files_stay_quantised_where_there_is_a_kernel() {
     for (m, passes) in [(1, 1), (16, 1), (37, 3)] {
         let explanation = mlp.explain(m);
         assert_eq!(explanation.plan, mlp.plan(m));
-        assert_eq!(explanation.plan, device.plan(explanation.problem, Path::Fused));
+        assert_eq!(explanation.plan, device.plan(explanation.problem, Path::Fused).unwrap());
         // The one of every architecture, or those of sm_90a.
         let kernel = &explanation.plan.kernel;
         let kernels = ["decode_mlp", "sm90_decode_mlp", "sm90_held_mlp"];
@@ -262,7 +262,7 @@ fn quantised_weights_without_a_kernel_are_decoded_and_say_why() {
     // A problem with weights that would be decoded is planned so.
     let quantised = Mlp::load_from_bytes(of_blocks([BlockType::Q6_K; 3]), &LoadOptions::default());
     let cpu = quantised.unwrap().dtype(DType::Bf16).to(&Device::cpu().unwrap()).unwrap();
-    let plan = device.plan(cpu.plan(3).problem, None);
+    let plan = device.plan(cpu.plan(3).problem, None).unwrap();
     assert!(plan.problem.quantized.is_none() && plan.reason.contains("decoded to bf16"), "{plan}");
 }
 

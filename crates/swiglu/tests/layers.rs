@@ -276,7 +276,7 @@ fn explanations_are_data_and_text() {
 
     common::gradients_of_reglu(&GatedActivation::new(&device, Activation::REGLU));
     let act = GatedActivation::new(&device, Activation::GLU);
-    let explanation = act.explain(2, 8, DType::F16, Arrangement::PackedGateFirst);
+    let explanation = act.explain(2, 8, DType::F16, Arrangement::PackedGateFirst).unwrap();
     assert_eq!(explanation.compulsory_bytes, 2.0 * 3.0 * 8.0 * 2.0);
 }
 

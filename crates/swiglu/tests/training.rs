@@ -4,8 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 use swiglu::{
-    Activation, CpuOptions, Device, ErrorKind, GateUpWeights, GatedLinear, GatedLinearParams,
-    Matrix, Mlp, MlpParams, Op, Orientation, Pass, Path, SavePolicy, StridedRef, Wanted, bf16,
+    Activation, CpuOptions, DType, Device, ErrorKind, GateUpWeights, GatedLinear,
+    GatedLinearParams, Matrix, Mlp, MlpParams, Op, Orientation, Pass, Path, Problem, SavePolicy,
+    StridedRef, Wanted, bf16,
 };
 use swiglu_core::bounds;
 
@@ -117,6 +118,9 @@ fn what_is_not_trained_says_so() {
         (Op::Activation, Pass::Backward, true),
         (Op::Activation, Pass::Forward, false),
     ] {
-        assert_eq!(device().expect_pass(op, pass).is_err(), is_refused, "{op}");
+        let problem = Problem::new(op, 2, 24, 40, DType::F32, Activation::SWIGLU).with_pass(pass);
+        assert_eq!(device().plan(problem, None).is_err(), is_refused, "{op}");
+        let experts = device().explain(problem.with_groups(4), None).unwrap_err();
+        assert!(experts.to_string().contains("4 groups of tokens"), "{experts}");
     }
 }

@@ -105,16 +105,13 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> Result<Ver
             (problem.with_context(|| format!("{}: nothing plans it", args.op))?, None)
         }
     };
-    let explained = |problem: Problem| {
-        let explanation = device.explain(problem, None);
-        why_decoded.iter().fold(explanation, Explanation::with_decoded_weights)
+    let explained = |problem: Problem| -> Result<Explanation> {
+        let explanation = device.explain(problem, None)?;
+        Ok(why_decoded.iter().fold(explanation, Explanation::with_decoded_weights))
     };
-    if args.backward {
-        expect_trained(&device, &problem)?;
-    }
-    let saving = args.backward.then(|| explained(problem.with_pass(Pass::Saving)));
+    let saving = args.backward.then(|| explained(problem.with_pass(Pass::Saving))).transpose()?;
     let pass = if args.backward { Pass::Backward } else { problem.pass };
-    let explanation = explained(problem.with_pass(pass));
+    let explanation = explained(problem.with_pass(pass))?;
     let heat = case.as_ref().map_or(Heat::Cold, |case| case.heat);
     let mut limits =
         ceilings::of(&device, args.op, !args.measure || ceilings::is_quick(args.seconds))?;
@@ -151,17 +148,6 @@ pub(crate) fn explain(args: &ExplainArgs, terminal: &mut Terminal) -> Result<Ver
     })
 }
 
-/// Refuses a training step of what is not trained.
-fn expect_trained(device: &Device, problem: &Problem) -> Result<()> {
-    device.expect_pass(problem.op, Pass::Backward)?;
-    let instead = "train the gated linear layer (--op gated-linear)";
-    problem.rows.expect_none("in backward passes", instead)?;
-    if problem.quantized.is_some() {
-        bail!("--backward: quantised weights have no gradients; decode them (--decode-weights)");
-    }
-    Ok(())
-}
-
 /// The problem of a layer in a file, and why its weights are decoded if they are.
 fn of_file(
     args: &ExplainArgs,
@@ -184,7 +170,6 @@ fn of_file(
             problem = problem.with_op(Op::Activation).with_hidden(0).with_bias(false);
             problem = problem.with_layout(WeightLayout::HF);
         }
-        device.expect_row_steps(problem.rows)?;
         Ok((problem, quantized.err().flatten()))
     })
 }

@@ -7,12 +7,10 @@ use serde::{Deserialize, Serialize};
 use crate::activation::Activation;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::gradients::{Accumulate, Pass};
-use crate::layout::WeightLayout;
 use crate::numerics::Numerics;
 use crate::problem::{Op, Problem, expect_len};
 use crate::quant::{QuantizedRef, QuantizedType};
-use crate::rows::{RowParams, RowSteps};
+use crate::rows::RowParams;
 use crate::setters;
 
 /// The types of a layer's quantised weights.
@@ -126,21 +124,11 @@ impl<'a> QuantizedGatedLinearParams<'a> {
 
     /// The problem of `m` tokens of `dtype`.
     pub fn problem(&self, m: usize, dtype: DType) -> Problem {
-        Problem {
-            op: Op::GatedLinear,
-            m,
-            hidden: self.hidden(),
-            intermediate: self.intermediate(),
-            dtype,
-            activation: self.activation,
-            numerics: self.numerics,
-            layout: WeightLayout::HF,
-            bias: self.gate_bias.is_some() || self.up_bias.is_some(),
-            quantized: Some(QuantizedTypes { gate_up: self.gate.kind(), down: None }),
-            rows: RowSteps::NONE,
-            pass: Pass::Forward,
-            accumulate: Accumulate::Overwrite,
-        }
+        let (hidden, intermediate) = (self.hidden(), self.intermediate());
+        Problem::new(Op::GatedLinear, m, hidden, intermediate, dtype, self.activation)
+            .with_numerics(self.numerics)
+            .with_bias(self.gate_bias.is_some() || self.up_bias.is_some())
+            .with_quantized(QuantizedTypes { gate_up: self.gate.kind(), down: None })
     }
 }
 

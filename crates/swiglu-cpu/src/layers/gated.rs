@@ -169,7 +169,7 @@ impl<T: Element> GatedLinear<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        self.cpu.plan(self.problem.with_m(m), self.path())
+        super::plan(&self.cpu, self.problem.with_m(m), self.path())
     }
 
     pub(super) fn expect_weights(&self) -> Result<()> {

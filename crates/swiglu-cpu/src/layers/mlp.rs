@@ -83,7 +83,7 @@ impl<T: Element> Mlp<T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        self.gated.cpu.plan(self.problem.with_m(m), self.gated.path())
+        super::plan(&self.gated.cpu, self.problem.with_m(m), self.gated.path())
     }
 
     /// Bytes of the packed weights and biases.

@@ -19,6 +19,8 @@ pub(crate) enum Obstacle {
     ElementType(DType),
     /// K is 0.
     NothingToMultiply,
+    /// So many groups of tokens have weights of their own.
+    Groups(usize),
     /// Tensor cores would round f32, which was not asked for.
     WouldRound,
     /// Rounding was asked for, and another kernel does it faster.
@@ -69,6 +71,9 @@ impl fmt::Display for Obstacle {
                 f.write_str("only kernels of every architecture were asked for")
             }
             Obstacle::ElementType(dtype) => write!(f, "the kernel has no {dtype}"),
+            Obstacle::Groups(groups) => {
+                write!(f, "{groups} groups of tokens have weights of their own, and it reads one's")
+            }
             Obstacle::NothingToMultiply => f.write_str("there is nothing to multiply"),
             Obstacle::WouldRound => {
                 f.write_str("tensor cores would round f32 to tf32, which was not asked for")

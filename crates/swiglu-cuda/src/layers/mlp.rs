@@ -13,7 +13,7 @@ use super::weights::GateUpBuffer;
 use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::kernels::decode_mlp::{Decode, Design, MOST_TOKENS};
-use crate::plan::{Planner, expect_row_steps};
+use crate::plan::{Planner, expect_computed};
 
 /// What [`Mlp`] is a [`Layer`] of.
 #[derive(Debug)]
@@ -118,7 +118,7 @@ impl<T: Element> Mlp<T> {
 
     fn build(cuda: &Cuda, params: &MlpParams<'_, T>, asked: Asked) -> Result<Self> {
         params.validate()?;
-        expect_row_steps(params.rows.steps)?;
+        expect_computed(&params.problem(0))?;
         Self::over(cuda, params.problem(0), asked, |stream| {
             let gate_up = GateUpBuffer::new(stream, &params.gated, Orientation::OutIn)?;
             let (orientation, bias) = (params.down_orientation, params.down_bias);
@@ -130,8 +130,8 @@ impl<T: Element> Mlp<T> {
 
     fn quantized(cuda: &Cuda, params: &QuantizedMlpParams<'_>, asked: Asked) -> Result<Self> {
         params.validate()?;
-        expect_row_steps(params.rows.steps)?;
         let problem = params.problem(1, T::DTYPE);
+        expect_computed(&problem)?;
         let layer = Self::over(cuda, problem, asked, |stream| {
             let weights = QuantizedWeights::new(stream, params, &problem)?;
             Ok(Operands::Quantized(Box::new(weights)))

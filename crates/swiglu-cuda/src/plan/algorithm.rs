@@ -47,6 +47,9 @@ impl Algorithm {
         if planner.portable_kernels && self.needs_tma() {
             return Err(Obstacle::NotPortable);
         }
+        if problem.groups != 1 {
+            return Err(Obstacle::Groups(problem.groups));
+        }
         if problem.numerics.batch_invariant && !self.sums_in_one_order(planner, problem) {
             return Err(Obstacle::FollowsTokens);
         }

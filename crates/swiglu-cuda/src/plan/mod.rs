@@ -220,24 +220,31 @@ pub(crate) fn unfused_rounding(problem: Problem) -> Problem {
     problem
 }
 
-/// Refuses a block with row steps.
-///
-/// # Errors
-/// [`swiglu_core::Error::Unsupported`] for any.
-pub fn expect_row_steps(steps: swiglu_core::RowSteps) -> swiglu_core::Result<()> {
-    steps.expect_none("on a CUDA device", "take the CPU (Device::cpu)")
+/// Refuses what no layer of a CUDA device computes.
+pub(crate) fn expect_computed(problem: &Problem) -> swiglu_core::Result<()> {
+    problem.expect_computed()?;
+    problem.rows.expect_none("on a CUDA device", "take the CPU (Device::cpu)")
 }
 
 impl Cuda {
     /// How a problem is computed: on `path`, else on the one that is expected to be faster; of a backward pass, which takes
     /// several steps, each by one algorithm, [`Self::candidates`] has them. Making a plan has no effects.
-    pub fn plan(&self, problem: Problem, path: Option<Path>) -> Plan {
+    ///
+    /// # Errors
+    /// [`swiglu_core::Error::Unsupported`] for what no layer computes: [`Problem::expect_computed`], and any row steps.
+    pub fn plan(&self, problem: Problem, path: Option<Path>) -> swiglu_core::Result<Plan> {
+        expect_computed(&problem)?;
+        Ok(self.planned(problem, path))
+    }
+
+    /// The plan of what layers compute.
+    pub(crate) fn planned(&self, problem: Problem, path: Option<Path>) -> Plan {
         if problem.op == Op::Activation {
             return Plan::new(problem, BACKEND, "elementwise", Path::Fused)
                 .with_reason("one pass: each value is read once and written once");
         }
         if let Some(why) = decoded_because(Planner::of(self), &problem) {
-            let mut plan = self.plan(problem.with_quantized(None), path);
+            let mut plan = self.planned(problem.with_quantized(None), path);
             plan.reason += &format!("; weights decoded to {}: {why}", problem.dtype);
             return plan;
         }
@@ -279,7 +286,7 @@ impl Cuda {
     /// for it, for all gradients.
     pub fn candidates(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
         if problem.op == Op::Activation {
-            let plan = self.plan(*problem, path);
+            let plan = self.planned(*problem, path);
             return vec![Candidate {
                 steps: None,
                 step: None,

@@ -53,7 +53,7 @@ fn what_cannot_be_batch_invariant_is_refused() {
     let why = refused.unwrap().to_string();
     assert!(why.contains("batch-invariant"), "{why}");
     let asked = Problem::new(Op::Mlp, 1, 32, 32, DType::Bf16, Activation::SWIGLU);
-    let plan = cuda.plan(asked.with_numerics(numerics).with_quantized(Some(types)), None);
+    let plan = cuda.plan(asked.with_numerics(numerics).with_quantized(Some(types)), None).unwrap();
     assert!(plan.reason.contains("weights decoded to bf16"), "{}", plan.reason);
 }
 
@@ -86,7 +86,7 @@ fn the_unfused_path_that_is_asked_for_keeps_elements() {
     let Some(cuda) = common::device() else { return };
     let fused = problem(DType::Bf16, Rounding::Fused, true);
     assert_eq!(choose(Planner::of(&cuda), &fused, Some(Path::Unfused)), (ELEMENTS, Why::AskedFor));
-    let plan = cuda.plan(fused, Some(Path::Unfused));
+    let plan = cuda.plan(fused, Some(Path::Unfused)).unwrap();
     assert_eq!(plan.kernel, "cublaslt + elementwise");
     assert_eq!(plan.problem.numerics.rounding, Rounding::PreRound);
     // And the fused one has neither.
@@ -111,4 +111,18 @@ fn a_plan_with_sums_rounds_as_asked() {
     let candidate = named(&rounded);
     assert_eq!((candidate.predicted_us, candidate.numerics), (None, None));
     assert!(candidate.reason.contains("would not be rounded to f16"), "{}", candidate.reason);
+}
+
+#[test]
+fn groups_are_refused_by_every_algorithm_and_by_name() {
+    let Some(cuda) = common::device() else { return };
+    for op in [Op::GatedLinear, Op::Mlp] {
+        let experts = problem(DType::Bf16, Rounding::Fused, false).with_op(op).with_groups(8);
+        let candidates = cuda.candidates(&experts, None);
+        let refused =
+            |c: &Candidate| c.refusal.as_ref().is_some_and(|why| why.contains("8 groups"));
+        assert!(!candidates.is_empty() && candidates.iter().all(refused), "{candidates:?}");
+        let error = cuda.plan(experts, None).unwrap_err().to_string();
+        assert!(error.contains("8 groups of tokens"), "{error}");
+    }
 }

@@ -150,7 +150,7 @@ impl Cuda {
                 Stored::Elements => "cublaslt".into(),
                 Stored::Sums => "cublaslt f32".into(),
             }),
-            _ => Some(self.plan(problem.with_pass(Pass::Saving), path).kernel),
+            _ => Some(self.planned(problem.with_pass(Pass::Saving), path).kernel),
         }
     }
 

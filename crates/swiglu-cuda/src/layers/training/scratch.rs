@@ -178,7 +178,7 @@ impl Cuda {
             return parts.total();
         }
         // A gated layer computes h beside gate and up, a block has room for it anyway.
-        let before = match self.plan(problem.with_pass(Pass::Saving), path).path {
+        let before = match self.planned(problem.with_pass(Pass::Saving), path).path {
             _ if needs.is_block => 0,
             Path::Unfused => part(m * half * dtype.size()) + parts.lt,
             _ => part(m * half * dtype.size()),
@@ -250,7 +250,7 @@ mod tests {
                     (block.problem(m), mlp.saving_steps(m)),
                     (gated.problem(m), linear.saving_steps(m)),
                 ] {
-                    let plan = cuda.plan(problem.with_pass(Pass::Saving), path);
+                    let plan = cuda.plan(problem.with_pass(Pass::Saving), path).unwrap();
                     assert_eq!(plan.kernel, steps.kernels(), "{problem} {path:?}");
                     let candidates = cuda.candidates(&problem.with_pass(Pass::Saving), path);
                     let chosen: Vec<_> = candidates.iter().filter(|c| c.chosen).collect();

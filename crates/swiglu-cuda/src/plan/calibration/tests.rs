@@ -175,7 +175,7 @@ fn plans(cuda: &Cuda) -> Vec<String> {
         {
             let problem = Problem::new(op, m, k, h, DType::Bf16, Activation::SWIGLU)
                 .with_numerics(Numerics::default());
-            let plan = cuda.plan(problem, None);
+            let plan = cuda.plan(problem, None).unwrap();
             plans.push(format!("{problem}: {} {:?}", plan.kernel, plan.parameters));
         }
     }
@@ -231,13 +231,13 @@ fn the_fastest_that_was_measured_stays_the_fastest() {
         .with_numerics(Numerics::default());
     let way = "mma_gated_gemm 128x64";
     let tuned = common::preferring(&cuda, dir.path(), way, &[problem]);
-    let plan = tuned.plan(problem, None);
+    let plan = tuned.plan(problem, None).unwrap();
     assert_eq!((plan.kernel.as_str(), plan.reason.as_str()), (KERNEL, "the fastest, measured"));
     let rates = Rates::from(cuda.facts());
     keep(dir.path(), &here(&cuda), &readings(&rates, cuda.facts().sm_count, 0.125)).unwrap();
     let measured = device(dir.path()).unwrap();
     assert!(measured.calibration().is_measured());
-    assert_eq!(measured.plan(problem, None), plan);
+    assert_eq!(measured.plan(problem, None).unwrap(), plan);
     let notes = measured.tuning_notes();
     assert!(notes[0].contains("1 problems measured"), "{notes:?}");
     assert!(last_note(&measured).contains("rates measured"), "{notes:?}");

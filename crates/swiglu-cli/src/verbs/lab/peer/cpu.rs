@@ -71,7 +71,7 @@ fn job<T: Element>(device: &Device, order: &Order<'_>) -> anyhow::Result<(CpuJob
     } else {
         let activation = GatedActivation::new(device, case.activation).with_numerics(case.numerics);
         let arrangement = case.arrangement;
-        let plan = activation.plan(case.m, case.intermediate, case.dtype, arrangement);
+        let plan = activation.plan(case.m, case.intermediate, case.dtype, arrangement)?;
         let call: Call<T> = Box::new(move |at, out| {
             let inputs = match inputs[at].as_slice() {
                 [gate, up] => GateUpRef::separate(gate.view(), up.view()),

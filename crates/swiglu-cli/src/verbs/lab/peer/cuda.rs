@@ -212,7 +212,7 @@ fn find(cuda: &Cuda, case: &Case, which: Which) -> Result<(Candidate, usize)> {
             "option candidate: it is one of layers with weights of elements, forward; not of {case}"
         );
     };
-    let unfused = cuda.plan(problem, Some(Path::Unfused)).kernel;
+    let unfused = cuda.plan(problem, Some(Path::Unfused))?.kernel;
     let (planned, others): (Vec<_>, Vec<_>) =
         cuda.candidates(&problem, None).into_iter().partition(|candidate| candidate.chosen);
     let planned = planned.into_iter().next().context("no candidate is the plan")?;

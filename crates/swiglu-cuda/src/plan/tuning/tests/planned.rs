@@ -16,7 +16,7 @@ fn plans_follow_the_fastest_way_that_does_what_was_asked_for() {
     // What is shipped may have a note too.
     let of_dir = |note: &&String| note.contains(&*dir.path().to_string_lossy());
     assert_eq!(cuda.tuning_notes().iter().find(of_dir), None);
-    let before = cuda.plan(problem(16), None);
+    let before = cuda.plan(problem(16), None).unwrap();
     let options = TuningOptions { dir: Some(dir.path().to_owned()), disabled: false };
     // One that the model would not take, the unfused path before it, and before that one which
     // does not compute this at all.
@@ -28,7 +28,7 @@ fn plans_follow_the_fastest_way_that_does_what_was_asked_for() {
     let cuda = device(dir.path()).unwrap();
     let chosen = |problem: Problem, path| {
         let candidates = cuda.candidates(&problem, path);
-        let plan = cuda.plan(problem, path);
+        let plan = cuda.plan(problem, path).unwrap();
         let chosen: Vec<_> = candidates.into_iter().filter(|c| c.chosen).collect();
         assert_eq!(chosen.len(), 1);
         assert_eq!(chosen[0].reason, plan.reason);
@@ -43,12 +43,15 @@ fn plans_follow_the_fastest_way_that_does_what_was_asked_for() {
     assert_eq!(reason, "the least time expected from measurements of 64/96 with 16 tokens");
     assert_eq!(chosen(problem(16), Some(swiglu_core::Path::Fused)).0, kernel);
     // Nothing was measured for so few.
-    assert_eq!(cuda.plan(problem(7), None).reason, device_without().plan(problem(7), None).reason);
+    assert_eq!(
+        cuda.plan(problem(7), None).unwrap().reason,
+        device_without().plan(problem(7), None).unwrap().reason
+    );
     assert!(cuda.tuning_notes()[0].contains("1 problems measured"), "{:?}", cuda.tuning_notes());
     // A damaged record is said and not used.
     std::fs::write(kept.0, "no record").unwrap();
     let cuda = device(dir.path()).unwrap();
-    assert_eq!(cuda.plan(problem(16), None), before);
+    assert_eq!(cuda.plan(problem(16), None).unwrap(), before);
     let note = &cuda.tuning_notes()[0];
     assert!(note.contains("not used: it is damaged"), "{note}");
 }
