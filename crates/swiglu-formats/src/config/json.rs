@@ -1,20 +1,91 @@
 //! JSON as Python programs write it.
 
-use serde_json::Value;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
 
 use crate::bytes::without_mark;
+use crate::error::clip;
 
 /// Reads JSON with what Python's `json` writes or reads beside the standard: a byte-order mark,
 /// UTF-16, `NaN` and `Infinity` (which become strings of these words, see [`number`]),
 /// a comma behind the last element. Bytes that are no text are replaced: they stand in names of
-/// files, not in keys.
+/// files, not in keys. A key that an object has twice, with two values, is an error of data.
 pub(crate) fn parse(bytes: &[u8]) -> serde_json::Result<Value> {
     let text = text(bytes);
-    serde_json::from_str(&text).or_else(|error| match serde_json::from_str(&strict(&text)) {
-        Ok(value) => Ok(value),
+    let read = serde_json::from_str(&text);
+    let read = read.or_else(|error| match serde_json::from_str(&strict(&text)) {
         // The position is that of the file as it is.
-        Err(_) => Err(error),
-    })
+        Err(again) if !again.is_data() => Err(error),
+        read => read,
+    });
+    read.map(|Once(value)| value)
+}
+
+/// Read by hand because a map type would silently keep the last of several equal keys.
+struct Once(Value);
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(OnceVisitor).map(Self)
+    }
+}
+
+struct OnceVisitor;
+
+impl<'de> Visitor<'de> for OnceVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, v: bool) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_i64<E>(self, v: i64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_u64<E>(self, v: u64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_f64<E>(self, v: f64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_str<E>(self, v: &str) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(Once(item)) = seq.next_element()? {
+            items.push(item);
+        }
+        Ok(items.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some((key, Once(value))) = map.next_entry::<String, _>()? {
+            // The same twice says it once.
+            if let Some(first) = object.get(&key).filter(|first| **first != value) {
+                let [first, value] = [first, &value].map(|v| clip(&v.to_string(), 60));
+                let key = clip(&key, 100);
+                return Err(A::Error::custom(format!("has `{key}` twice, as {first} and {value}")));
+            }
+            object.insert(key, value);
+        }
+        Ok(object.into())
+    }
 }
 
 /// A number, also an infinite one; NaN is none.
@@ -94,6 +165,20 @@ mod tests {
             "\u{feff}{\"a\": 1}".encode_utf16().flat_map(u16::to_le_bytes).collect();
         assert_eq!(parse(&utf16).unwrap(), json!({"a": 1}));
         assert_eq!(parse(b"{\"a\": \"mod\xe8le\"}").unwrap(), json!({"a": "mod\u{fffd}le"}));
+    }
+
+    #[test]
+    fn a_key_has_one_value() {
+        for (given, said) in [
+            (r#"{"a": 1, "b": 2, "a": 3}"#, "has `a` twice, as 1 and 3 at line 1"),
+            (r#"{"o": [{"a": {"x": 1}, "a": null}]}"#, "has `a` twice, as {\"x\":1} and null"),
+            // Among what only Python reads.
+            ("{\"a\": NaN,\n\"a\": 1,}", "has `a` twice, as \"NaN\" and 1"),
+        ] {
+            let error = parse(given.as_bytes()).unwrap_err();
+            assert!(error.is_data() && error.to_string().contains(said), "{error}");
+        }
+        assert_eq!(parse(br#"{"a": [1.5], "a": [1.5]}"#).unwrap(), json!({"a": [1.5]}));
     }
 
     #[test]

@@ -127,6 +127,7 @@ fn object(bytes: &[u8], path: &Path) -> Result<Map<String, Value>> {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(refused("holds JSON, but no object".into())),
         Err(_) if bytes.trim_ascii().is_empty() => Err(refused("is empty".into())),
+        Err(error) if error.is_data() => Err(refused(error.to_string())),
         Err(error) => Err(refused(format!("is no JSON: {error}"))),
     }
 }
@@ -372,8 +373,14 @@ mod tests {
 
     #[test]
     fn what_is_no_configuration_is_refused() {
-        for (bad, why) in [("", "empty"), ("{", "no JSON"), ("[]", "no object"), ("7", "no object")]
-        {
+        let twice = r#"{"a": 1, "a": 2}"#;
+        for (bad, why) in [
+            ("", "empty"),
+            ("{", "no JSON"),
+            ("[]", "no object"),
+            ("7", "no object"),
+            (twice, "configuration has `a` twice, as 1 and 2"),
+        ] {
             let error = object(bad.as_bytes(), Path::new("config.json")).unwrap_err().to_string();
             assert!(error.contains("config.json") && error.contains(why), "{error}");
             assert!(error.contains("without_config"), "{error}");
