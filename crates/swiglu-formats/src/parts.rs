@@ -160,17 +160,26 @@ struct Split {
 }
 
 impl Split {
-    fn of(file: &Gguf) -> Option<Self> {
+    /// None of a file that is whole. One that says otherwise, and not which part it is, is damaged.
+    fn of(file: &Gguf, path: &Path) -> Result<Option<Self>> {
         let value = |key: &str| file.metadata.get(key).and_then(gguf::metadata::Value::as_u64);
-        let size = |key: &str| value(key).and_then(|v| usize::try_from(v).ok());
-        let count = size("split.count").filter(|&count| count > 1)?;
-        Some(Self { no: size("split.no")?, count, tensors: value("split.tensors.count") })
+        let size = |key: &str| {
+            let size = value(key).and_then(|v| usize::try_from(v).ok());
+            size.ok_or_else(|| {
+                let given = file.metadata.get(key).map_or("nothing".into(), ToString::to_string);
+                FormatError::malformed(path, 0, key, "the number of a part, or of parts", given)
+            })
+        };
+        let stated = file.metadata.contains_key("split.count");
+        let count = if stated { size("split.count")? } else { 1 };
+        let tensors = value("split.tensors.count");
+        Ok(if count > 1 { Some(Self { no: size("split.no")?, count, tensors }) } else { None })
     }
 }
 
 /// A GGUF file at `path` with the parts beside it, and what the first of them says about the model.
 pub(crate) fn gguf(file: Gguf, path: &Path) -> Result<(Parts, Config)> {
-    let Some(split) = Split::of(&file) else {
+    let Some(split) = Split::of(&file, path)? else {
         let own = Config::from_gguf(&file, path);
         return Ok((Parts::whole(file), own));
     };
@@ -187,7 +196,7 @@ pub(crate) fn gguf_in_memory(parts: &[Bytes], path: &Path) -> Result<(Parts, Con
         return Err(FormatError::recognised(path, "no parts were given", "give at least one"));
     };
     let file = gguf::parse(first, path)?;
-    let Some(split) = Split::of(&file) else { return gguf(file, path) };
+    let Some(split) = Split::of(&file, path)? else { return gguf(file, path) };
     gguf_parts(file, path, split, |no| Some((Ok(parts.get(no)?.clone()), path.to_owned())))
 }
 
@@ -206,7 +215,7 @@ fn gguf_parts(
     };
     let read = |bytes: Result<Bytes>, path: &Path, no: usize| {
         let file = gguf::parse(&bytes?, path)?;
-        let said = Split::of(&file);
+        let said = Split::of(&file, path)?;
         if said == Some(Split { no, ..split }) {
             return Ok(file);
         }

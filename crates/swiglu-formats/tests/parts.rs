@@ -166,6 +166,24 @@ fn a_part_under_another_name_says_which_it_is() {
 }
 
 #[test]
+fn a_part_says_which_it_is_in_any_integer() {
+    let dir = Dir::new();
+    let part = |no: Vec<u8>, count: Vec<u8>| dir.write("model.gguf", gguf(&block(0), &[no, count]));
+    let number = |key: &str, (kind, bytes): (u32, usize), value: u64| {
+        pair(key, kind, &value.to_le_bytes()[..bytes])
+    };
+    for kind in [(0, 1), (1, 1), (2, 2), (3, 2), (4, 4), (5, 4), (10, 8), (11, 8)] {
+        let path = part(number("split.no", kind, 1), number("split.count", kind, 3));
+        refused(&path, 0, &["part 2 of 3 of a split GGUF"]);
+    }
+    // A part that does not say so is not read as a whole file.
+    let float = |key: &str| pair(key, 6, &2f32.to_le_bytes());
+    refused(&part(float("split.no"), uint("split.count", 3)), 0, &["split.no", "given 2"]);
+    refused(&part(uint("split.no", 0), float("split.count")), 0, &["split.count", "given 2"]);
+    refused(&part(text("other", "key"), uint("split.count", 3)), 0, &["split.no", "nothing"]);
+}
+
+#[test]
 fn numbers_of_parts_that_make_no_sense_end_at_once() {
     let dir = Dir::new();
     for (no, count) in [(0, u32::MAX), (u32::MAX, 2), (7, 3), (0, 0), (0, 1)] {
