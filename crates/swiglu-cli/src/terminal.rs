@@ -71,7 +71,7 @@ pub(crate) fn tell(bar: &ProgressBar, line: impl Display) {
 }
 
 /// Functions that set the library's options, with ours. One that begins like another comes behind it.
-const OPTIONS: [(&str, &str); 22] = [
+const OPTIONS: [(&str, &str); 23] = [
     ("LoadOptions::with_beside_experts", "--beside-experts"),
     ("LoadOptions::with_expert", "--expert"),
     ("LoadOptions::with_orientation", "--orientation"),
@@ -91,6 +91,7 @@ const OPTIONS: [(&str, &str); 22] = [
     ("TensorNames::with_down", "--down-name"),
     ("Weights::activation", "--activation"),
     ("Weights::decoded", "--decode-weights"),
+    ("CpuOptions::with_threads", "--threads 1"),
     ("Device::cpu", "--device cpu"),
     ("GatedLinear::load", "--op gated-linear"),
     ("Mlp::load", "--op mlp"),
@@ -200,7 +201,10 @@ impl Terminal {
 
     /// Keeps moving while one step takes long.
     fn moving(&self, bar: ProgressBar) -> ProgressBar {
-        let bar = if self.progress { bar } else { ProgressBar::hidden() };
+        // One that nobody sees needs no thread, where perhaps none can be started.
+        if !self.progress {
+            return ProgressBar::hidden();
+        }
         bar.enable_steady_tick(Duration::from_millis(200));
         bar
     }

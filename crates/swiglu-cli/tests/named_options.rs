@@ -46,6 +46,7 @@ fn functions(text: &str) -> impl Iterator<Item = &str> {
         "LoadOptions::with",
         "TensorNames::with",
         "Weights::activation",
+        "CpuOptions::with",
         "GatedLinear::load",
         "Mlp::load",
     ]

@@ -177,7 +177,7 @@ impl Cpu {
             .build()
             .map_err(|e| Error::Unavailable {
                 what: format!("a pool of {threads} threads"),
-                why: e.to_string(),
+                why: format!("{e}; one thread needs none (CpuOptions::with_threads)"),
             })
     }
 

@@ -51,7 +51,7 @@ impl From<Failure> for PyErr {
 
 /// Functions that set the library's options, and the arguments of Python's `swiglu.load` that do. One that begins like another
 /// comes behind it.
-const ARGUMENTS: [(&str, &str); 21] = [
+const ARGUMENTS: [(&str, &str); 22] = [
     ("LoadOptions::with_beside_experts", "beside_experts=True"),
     ("LoadOptions::with_expert", "expert"),
     ("LoadOptions::with_orientation", "orientation"),
@@ -71,6 +71,7 @@ const ARGUMENTS: [(&str, &str); 21] = [
     ("TensorNames::with_down", "names[\"down\"]"),
     ("Weights::activation", "activation"),
     ("Device::cpu", "device=\"cpu\""),
+    ("CpuOptions::with_threads", "os.sched_setaffinity"),
     ("Mlp::load", "kind=\"mlp\""),
     ("GatedLinear::load", "kind=\"gated_linear\""),
 ];

@@ -5,8 +5,8 @@ mod options;
 mod support;
 
 use support::{
-    Ended, Files, SMOLLM2, STORIES, Tensor, layer_tensors, npy, raw_safetensors, safetensors,
-    swiglu, tensor,
+    Ended, Files, SMOLLM2, STORIES, Tensor, command, end, layer_tensors, npy, raw_safetensors,
+    safetensors, swiglu, tensor,
 };
 
 fn run(args: &[&str]) -> Ended {

@@ -44,6 +44,17 @@ fn options_of_another_device() {
 }
 
 #[test]
+fn threads_that_cannot_be_started() {
+    let without = |threads| {
+        let args = ["run", "--seconds", "0", "--device", "cpu", "--threads", threads];
+        // No address space has room for their stacks.
+        end(command().args(args).env("RUST_MIN_STACK", (1u64 << 47).to_string()))
+    };
+    without("2").refused(&["a pool of 1 threads", "one thread needs none (--threads 1)"]);
+    assert_eq!(without("1").code, Some(0));
+}
+
+#[test]
 fn numbers_out_of_range() {
     run(&["--weights", STORIES, "--layer", "7"]).refused(&["layer 7", "0"]);
     run(&["--weights", STORIES, "--expert", "1"]).refused(&["expert"]);
