@@ -104,6 +104,7 @@ impl WeightArgs {
     /// The layer in the file, if one was named.
     pub(crate) fn load(&self) -> Result<Option<MlpWeights>> {
         let Some(path) = &self.weights else { return Ok(None) };
+        self.expect_looked_for()?;
         let n = self.names.clone();
         let mut names = TensorNames::default();
         names.gate = n.gate_name;
@@ -134,6 +135,25 @@ impl WeightArgs {
             }
         }
         Ok(Some(weights))
+    }
+
+    /// Refuses what a layer is looked for by where its tensors are named. A layer's number that no name has may decide what
+    /// the configuration says of it.
+    fn expect_looked_for(&self) -> Result<()> {
+        let NameArgs { gate_name, gate_up_name, .. } = &self.names;
+        let names = [("--gate-name", gate_name), ("--gate-up-name", gate_up_name)];
+        let mut named =
+            names.into_iter().filter_map(|(option, name)| Some((option, name.as_ref()?)));
+        let Some((option, name)) = named.next() else { return Ok(()) };
+        let is_numbered = name.split('.').any(|part| part.parse::<usize>().is_ok());
+        let layer = self.layer.filter(|_| is_numbered).map(|layer| format!("--layer {layer}"));
+        let prefix = self.prefix.as_ref().map(|prefix| format!("--prefix {prefix}"));
+        match layer.or(prefix) {
+            Some(given) => {
+                bail!("{given}: nothing is looked for beside {option} {name}; leave one out")
+            }
+            None => Ok(()),
+        }
     }
 
     /// An option that was given and means nothing without a file. Where the file conflicts with what

@@ -199,6 +199,19 @@ fn options_that_would_not_be_heeded() {
             refused.refused(&[option, of, "leave it out"]);
         }
     }
+    // What a layer is looked for by, where its tensors are named.
+    let names = ["gate", "up", "down"]
+        .map(|part| [format!("--{part}-name"), format!("model.layers.0.mlp.{part}_proj.weight")]);
+    let names: Vec<&str> = names.as_flattened().iter().map(String::as_str).collect();
+    let named = |verb: &'static str, more: &[&str]| {
+        swiglu(&[&[verb, "--weights", STORIES], &names[..], more].concat())
+    };
+    assert_eq!(named("explain", &[]).code, Some(0));
+    for option in [["--layer", "0"], ["--prefix", "model"]] {
+        for verb in ["run", "explain"] {
+            named(verb, &option).refused(&[&option.join(" "), "--gate-name", "leave one out"]);
+        }
+    }
     run(&["--fixture", "stories15m", "--decode-weights"]).refused(&["not quantised"]);
     run(&["--decode-weights"]).refused(&["--decode-weights", "73 tokens", "leave it out"]);
     swiglu(&["bench", "activation", "--hidden", "8"]).refused(&["--hidden 8", "leave it out"]);
