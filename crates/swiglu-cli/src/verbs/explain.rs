@@ -2,7 +2,7 @@
 //! the time of a call goes, and what would make it shorter.
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use serde::Serialize;
 use swiglu::{
     Arrangement, DType, Device, Explanation, Op, Orientation, Pass, Problem, QuantizedType,
@@ -22,6 +22,7 @@ use crate::verbs::lab::run::counters_of;
 use crate::weights::{WeightArgs, decoded};
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("sizes").required(true).args(["intermediate", "weights"]))]
 pub(crate) struct ExplainArgs {
     /// The operation
     #[arg(long, value_name = "NAME", default_value = "mlp",
@@ -34,8 +35,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "K", conflicts_with = "weights", value_parser = extent)]
     hidden: Option<usize>,
     /// H, intermediate features
-    #[arg(long, value_name = "H", required_unless_present = "weights", conflicts_with = "weights",
-        value_parser = extent)]
+    #[arg(long, value_name = "H", value_parser = extent)]
     intermediate: Option<usize>,
     #[arg(long, value_name = "TYPE", conflicts_with = "weights", help = args::weights_types())]
     weights_type: Option<QuantizedType>,

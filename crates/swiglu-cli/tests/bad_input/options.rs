@@ -87,6 +87,7 @@ fn numbers_out_of_range() {
         }
     }
     swiglu(&["explain", "--hidden", "8"]).refused(&["--intermediate"]);
+    swiglu(&["explain"]).refused(&["--intermediate <H>", "--weights <FILE>"]);
 }
 
 #[test]
