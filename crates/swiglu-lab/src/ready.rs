@@ -16,7 +16,7 @@ use crate::machine::cpu_mhz;
 use crate::peer::protocol::{Reply, Request};
 use crate::peer::{Limits, PeerCommands};
 use crate::place::Place;
-use crate::record::{Locks, Measured, Store};
+use crate::record::{Locks, Measured, Store, movable};
 use crate::runner::peers::Peers;
 
 const INSTALL_FILE: &str = "install.toml";
@@ -143,7 +143,7 @@ fn nobody_measures(locks: &Locks) -> Result<Check> {
         Err(LabError::Busy { holder }) => {
             Ok(Check::missing("nobody measures", "wait for that run to end").instead(holder))
         }
-        Err(other) => Err(other),
+        Err(other) => Err(movable(other)),
     }
 }
 

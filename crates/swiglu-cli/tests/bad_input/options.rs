@@ -44,6 +44,18 @@ fn options_of_another_device() {
 }
 
 #[test]
+fn locks_that_cannot_lie_where_they_should() {
+    let files = Files::new();
+    let no_directory = files.write("file", "");
+    let bench = ["bench", "activation", "--rows", "4", "--cols", "4", "--seconds", "0"];
+    end(command().args(bench).env("SWIGLU_LAB_LOCK_DIR", &no_directory)).refused(&[
+        "create directory",
+        &no_directory,
+        "SWIGLU_LAB_LOCK_DIR says where",
+    ]);
+}
+
+#[test]
 fn threads_that_cannot_be_started() {
     let without = |threads| {
         let args = ["run", "--seconds", "0", "--device", "cpu", "--threads", threads];

@@ -68,6 +68,17 @@ fn runs(process: i32) -> bool {
     test_kill_process(pid).map_or_else(|e| e == Errno::PERM, |()| true)
 }
 
+/// An error of a user's locks, with what says where they lie.
+pub(crate) fn movable(error: LabError) -> LabError {
+    match error {
+        LabError::Io { action, path, source } => {
+            let why = format!("{source}; {DIRECTORY_VARIABLE} says where locks are to lie");
+            LabError::Io { action, path, source: Error::new(source.kind(), why) }
+        }
+        other => other,
+    }
+}
+
 /// A directory of locks. Whoever takes them there knows of each other.
 #[derive(Debug, Clone)]
 pub struct Locks {
@@ -104,16 +115,16 @@ impl Locks {
         let root = temporary.join(format!("swiglu-lab-{user}"));
         match fs::DirBuilder::new().mode(0o700).create(&root) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => {
-                return Err(LabError::io("create directory", &root)(e));
+                return Err(movable(LabError::io("create directory", &root)(e)));
             }
             _ => {}
         }
         // Anybody may make names there: what lies under this one must not lead elsewhere.
         let found = fs::symlink_metadata(&root).map_err(LabError::io("read", &root))?;
         if !found.is_dir() || found.uid() != user {
-            let why = "it is another user's or no directory; SWIGLU_LAB_LOCK_DIR names another";
-            let source = Error::new(ErrorKind::PermissionDenied, why);
-            return Err(LabError::io("use the locks in", &root)(source));
+            let source =
+                Error::new(ErrorKind::PermissionDenied, "it is another user's or no directory");
+            return Err(movable(LabError::io("use the locks in", &root)(source)));
         }
         Ok(Self::new(root))
     }
@@ -210,6 +221,8 @@ mod tests {
         symlink(elsewhere.path(), &locks.root).unwrap();
         let refused = Locks::below(dir.path()).unwrap_err().to_string();
         assert!(refused.contains("SWIGLU_LAB_LOCK_DIR"), "{refused}");
-        assert!(matches!(Locks::below(&dir.path().join("none")), Err(LabError::Io { .. })));
+        let none = Locks::below(&dir.path().join("none")).unwrap_err();
+        assert!(matches!(none, LabError::Io { .. }), "{none}");
+        assert!(none.to_string().contains("SWIGLU_LAB_LOCK_DIR"), "{none}");
     }
 }

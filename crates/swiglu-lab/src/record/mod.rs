@@ -6,6 +6,7 @@ mod rows;
 mod schema;
 mod store;
 
+pub(crate) use lock::movable;
 pub use lock::{Locks, Measured, RunLock};
 pub use result::{ErrorMetrics, Interval, ResultEntry, Status, Summary, Versus};
 pub use schema::{

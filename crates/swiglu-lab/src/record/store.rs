@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::lock::{Locks, Measured, RunLock};
+use super::lock::{Locks, Measured, RunLock, movable};
 use super::rows;
 use super::schema::{OLDEST_SCHEMA, RECORD_SCHEMA, Record};
 use crate::error::{LabError, Result};
@@ -162,7 +162,7 @@ impl Store {
         machine: &str,
         run: &str,
     ) -> Result<RunLock> {
-        let mut lock = user.take(measured, run)?;
+        let mut lock = user.take(measured, run).map_err(movable)?;
         let dir = self.root.join(machine);
         fs::create_dir_all(&dir).map_err(LabError::io("create directory", &dir))?;
         let here = Locks::new(&self.root);
