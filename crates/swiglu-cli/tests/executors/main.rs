@@ -86,6 +86,19 @@ fn a_job_that_was_never_submitted_is_forgotten_when_it_is_cancelled() {
     assert!(cancel.stdout.contains("was not submitted"), "{cancel:?}");
     assert_eq!(lab.swiglu(&["fetch"]).code, Some(0));
     assert_eq!(lab.swiglu(&["status", "--json"]).json().as_array().unwrap().len(), 0);
+    // What was copied for it goes, but for a bundle that another job is of.
+    let there = || {
+        let dir = |name: &str| fs::read_dir(format!("{}/.jobs/swiglu-lab/{name}", lab.lab));
+        ["bundles", "jobs"].map(|name| dir(name).unwrap().count())
+    };
+    assert_eq!(there(), [0, 0]);
+    fs::remove_file(lab.files.path("fake/reject")).unwrap();
+    done(&lab.run(&["--on", "fake", "--run-id", "r2"]));
+    lab.fake("reject", "");
+    lab.run(&["--on", "fake", "--run-id", "r3"]).refused_as_json();
+    assert_eq!(there(), [1, 2]);
+    assert_eq!(lab.swiglu(&["cancel", "tiny-r3"]).code, Some(0));
+    assert_eq!(there(), [1, 1]);
 }
 
 #[test]

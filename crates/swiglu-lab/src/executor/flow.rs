@@ -35,6 +35,11 @@ const STAGE: Script = Script {
     text: include_str!("sh/stage.sh"),
     advice: "free space there, or name another `stage` in lab/executors.toml, and do it again",
 };
+const FORGET: Script = Script {
+    what: "removing what was copied",
+    text: include_str!("sh/forget.sh"),
+    advice: "`swiglu lab cancel` tries again",
+};
 const KEEP: Script = Script {
     what: "copying the record to go on with",
     text: include_str!("sh/keep.sh"),
@@ -144,6 +149,12 @@ impl Job {
         }
         tell(JobEvent::Staged(bundle.bytes));
         Ok(())
+    }
+
+    /// Removes what was brought there for it.
+    pub(super) fn forget(&self) -> Result<()> {
+        let (dir, bundle) = (self.dir(), self.bundle_dir());
+        self.spec.transport().run(FORGET, &[&dir, &bundle]).map(drop)
     }
 
     /// Submits it, with the record to go on with. What is known of it is written before, so that a program

@@ -215,7 +215,7 @@ impl Job {
         Ok(polled)
     }
 
-    /// Ends it; finished cases stay, and can be brought back.
+    /// Ends it; finished cases stay, and can be brought back. Of one that was never submitted what was copied goes.
     ///
     /// # Errors
     /// [`LabError::Refused`] if it could not be ended.
@@ -223,7 +223,13 @@ impl Job {
         let Polled { id, state, .. } = self.poll(jobs)?;
         match &id {
             // What never got a name there is not there: nothing is to be ended or brought back.
-            None => (self.cancelled, self.fetched) = (true, true),
+            None => {
+                // Where nobody could be asked it may be there all the same.
+                if state.is_over() {
+                    self.forget()?;
+                }
+                (self.cancelled, self.fetched) = (true, true);
+            }
             Some(id) if !state.is_over() => {
                 self.end(id)?;
                 self.cancelled = true;

@@ -13,7 +13,7 @@ pub const STOPPED: u8 = 75;
 const SUBMIT: Script = Script {
     what: "submitting the job",
     text: include_str!("sh/submit.sh"),
-    advice: "once the reason is gone the same command goes on",
+    advice: "once the reason is gone the same command goes on; `swiglu lab cancel` removes what was copied",
 };
 const POLL: Script = Script {
     what: "asking for the job",
