@@ -216,9 +216,11 @@ fn info_says_what_is_here_and_what_is_not() {
     assert_eq!(libraries.len(), 3, "{document}");
     let text = swiglu(&["info"]).stdout;
     assert!(text.contains("portable") && text.contains("CUDA       no device: "), "{text}");
-    // Without a device there is nothing to measure: that is said as it is without the option.
+    // Without a device there is nothing to measure, which is said.
     let probed = swiglu(&["info", "--probe"]);
+    let text = text.replacen("no device: ", "no device to probe: ", 1);
     assert_eq!((probed.code, probed.stdout), (Some(0), text));
+    assert_eq!(json_of(&["info", "--probe"]), document);
 }
 
 /// A path is text in a document, whatever bytes it has.

@@ -104,7 +104,8 @@ fn cuda(probe: bool, lines: &mut Lines) -> Value {
         Ok(count) => ((0..count).map(|at| device(at, probe, &mut said)).collect(), None),
         Err(error) => (Vec::new(), Some(brief(&error))),
     };
-    said.extend(none.iter().map(|why| format!("no device: {why}")));
+    let lacking = if probe { "no device to probe" } else { "no device" };
+    said.extend(none.iter().map(|why| format!("{lacking}: {why}")));
     let libraries = [
         // The driver's version is that of a device.
         library(Library::Driver, || Ok(None)),
