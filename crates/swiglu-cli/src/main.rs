@@ -1,7 +1,7 @@
 //! The `swiglu` command.
 //!
-//! Exit codes: 0 done, 1 a check failed, a result is outside its tolerance or a peer broke, 2 bad input or
-//! usage, 75 a run of the lab has stopped early or goes on elsewhere, or noise hides its verdict, 130 interrupted. Results
+//! Exit codes: 0 done, 1 a check failed, a result is outside its tolerance, a peer broke or none that was named is here, 2 bad
+//! input or usage, 75 a run of the lab has stopped early or goes on elsewhere, or noise hides its verdict, 130 interrupted. Results
 //! go to standard output, everything else to standard error; with `--json` an error is one line of it,
 //! `{"error": {"message": "…"}}`.
 
@@ -40,8 +40,8 @@ Environment:
   SWIGLU_LAB_LOCK_DIR         Where runs of the lab keep each other out [default: temporary files]
   SWIGLU_LAB_EXECUTOR         What the script of a job tells the run that it starts
 
-Exit codes: 0 done, 1 a check failed, a result is wrong or a peer broke, 2 bad input or usage, 75 a run \
-of the lab stopped early or goes on elsewhere, or noise hides its verdict, 130 interrupted";
+Exit codes: 0 done, 1 a check failed, a result is wrong, a peer broke or none that was named is here, \
+2 bad input or usage, 75 a run of the lab stopped early or goes on elsewhere, or noise hides its verdict, 130 interrupted";
 
 /// Fused SwiGLU and every other gated linear unit: run, check, benchmark and explain them.
 ///

@@ -186,8 +186,13 @@ fn backends_are_compared_in_a_table() {
         "--python",
         "/nowhere",
     ]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("triton: not available: peer"), "{ended:?}");
+    // Nothing of what was named could be measured.
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended.stderr.contains("nothing of --backend was measured: triton: not available"),
+        "{ended:?}"
+    );
     bench(&["--backend", "numpy"]).refused_by_usage("numpy");
     swiglu(&["bench", "activation", "--rows", "-1"]).refused_by_usage("number = -1");
     // One that breaks is told, and the comparison is not whole.

@@ -16,7 +16,7 @@ use swiglu_lab::{Case, CaseOp, DeviceKind, Heat, ProfileDef, Role};
 
 use crate::args::{self, DeviceArgs, MathArgs, extent, one_of};
 use crate::ceilings;
-use crate::terminal::{Terminal, Verdict};
+use crate::terminal::{Terminal, Verdict, say};
 use crate::verbs::lab::adhoc::{self, AdHocArgs};
 use report::Row;
 
@@ -62,7 +62,8 @@ pub(crate) struct BenchArgs {
     /// Time to measure for, per case
     #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = args::seconds)]
     seconds: f64,
-    /// Other libraries beside ours, separated by commas; what is not installed says so
+    /// Other libraries beside ours, separated by commas; what is not installed says so, and is a failure where all
+    /// that are named are not
     #[arg(long, visible_alias = "providers", value_name = "NAMES", value_delimiter = ',')]
     backend: Vec<Backend>,
     #[command(flatten)]
@@ -122,6 +123,15 @@ pub(crate) fn bench(args: &BenchArgs, terminal: &mut Terminal) -> Result<Verdict
         known.iter().map(|((threads, _), of)| json!({ "threads": threads, "ceilings": of }));
     let document = json!({ "results": rows, "ceilings": known.collect::<Vec<_>>() });
     terminal.print(&document, |_, terminal| report::show(&rows, terminal))?;
+    // Who names other libraries asks for a comparison; of all there are, those that are here are enough.
+    let theirs = || rows.iter().filter(|row| row.theirs);
+    let is_named = !args.backend.is_empty() && !args.backend.contains(&Backend::All);
+    if let (true, false, Some(why)) =
+        (is_named, theirs().any(Row::is_measured), theirs().find_map(Row::complaint))
+    {
+        say(format!("nothing of --backend was measured: {why}"));
+        return Ok(Verdict::Failed);
+    }
     Ok(Verdict::from_passed(passed))
 }
 

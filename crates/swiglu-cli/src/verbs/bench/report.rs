@@ -13,7 +13,7 @@ use swiglu_lab::{Case, Experiment, Heat, ResultEntry, Role, Status};
 use crate::ceilings::Floor;
 use crate::table::{self, Table, number, or_dash};
 use crate::terminal::Terminal;
-use crate::verbs::lab::places::OWN;
+use crate::verbs::lab::places::{OUR_PEERS, OWN};
 
 /// One way of computing a case: its result as records have it, beside what the machine can do.
 #[derive(Debug, Clone, Serialize)]
@@ -33,6 +33,9 @@ pub(super) struct Row {
     /// Whether this program computes so.
     #[serde(skip)]
     pub(super) ours: bool,
+    /// Whether another program does.
+    #[serde(skip)]
+    pub(super) theirs: bool,
     /// Whether operations are those of linear maps.
     #[serde(skip)]
     linear: bool,
@@ -67,6 +70,7 @@ pub(super) fn rows(experiment: &Experiment, record: &Record, case: &Case) -> Vec
     let row = |r: &ResultEntry| {
         let role = profile(r).map_or(Role::Peer, |p| p.role);
         let ours = profile(r).is_some_and(|p| p.peer == OWN);
+        let theirs = profile(r).is_some_and(|p| !OUR_PEERS.contains(&p.peer.as_str()));
         let floor = floor.filter(|_| role != Role::Ceiling || ours);
         let ranked = r.status == Status::Ok && role.is_ranked();
         let ratio = record.ratio_to_baseline(experiment, r).filter(|_| ranked);
@@ -79,6 +83,7 @@ pub(super) fn rows(experiment: &Experiment, record: &Record, case: &Case) -> Vec
             fraction: floor.zip(r.summary).map(|(floor, s)| floor.us / s.median),
             ratio: ratio.map(|ratio| ratio.value),
             ours,
+            theirs,
             linear: case.op.has_weights(),
             result: r.clone(),
         }
@@ -89,6 +94,10 @@ pub(super) fn rows(experiment: &Experiment, record: &Record, case: &Case) -> Vec
 impl Row {
     pub(super) fn is_ok(&self) -> bool {
         self.result.status == Status::Ok
+    }
+
+    pub(super) fn is_measured(&self) -> bool {
+        self.result.summary.is_some()
     }
 
     /// Whether whoever computes so crashed, or gave no answer.

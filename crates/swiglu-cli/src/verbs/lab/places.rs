@@ -117,7 +117,7 @@ impl PeerArgs {
 /// The peer that computes as this project does.
 pub(crate) const OWN: &str = "swiglu";
 /// The peers that this program is.
-pub(super) const OUR_PEERS: [&str; 2] = [OWN, "read"];
+pub(crate) const OUR_PEERS: [&str; 2] = [OWN, "read"];
 
 /// How this program is started as a peer.
 pub(crate) fn own_peer() -> Result<Vec<OsString>> {
