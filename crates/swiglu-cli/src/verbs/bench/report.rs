@@ -164,5 +164,37 @@ pub(super) fn show(rows: &[Row], terminal: &mut Terminal) -> Result<()> {
             writeln!(terminal, "{complaint} ({})", row.case)?;
         }
     }
-    Ok(())
+    beyond(rows).map_or(Ok(()), |why| writeln!(terminal, "{why}"))
+}
+
+/// Why a share of a ceiling may be more than all of it, if one is as the table rounds it.
+fn beyond(rows: &[Row]) -> Option<&'static str> {
+    let is_beyond = |row: &Row| row.fraction.is_some_and(|fraction| fraction > 1.005);
+    rows.iter().any(is_beyond).then_some(
+        "more than 100 %: the machine was slower when the ceiling was measured, or the data fit in caches",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_a_ceiling_is_explained_once() {
+        let row = |fraction| Row {
+            case: String::new(),
+            role: Role::Ours,
+            result: ResultEntry::default(),
+            gbytes_per_s: None,
+            gflops: None,
+            bound: Some(Class::Memory),
+            fraction,
+            ratio: None,
+            ours: true,
+            theirs: false,
+            linear: true,
+        };
+        assert_eq!(beyond(&[row(None), row(Some(1.004))]), None);
+        assert!(beyond(&[row(Some(0.5)), row(Some(1.2)), row(Some(1.3))]).is_some());
+    }
 }
