@@ -51,7 +51,7 @@ impl From<Failure> for PyErr {
 
 /// Functions that set the library's options, and the arguments of Python's `swiglu.load` that do. One that begins like another
 /// comes behind it.
-const ARGUMENTS: [(&str, &str); 22] = [
+const ARGUMENTS: [(&str, &str); 23] = [
     ("LoadOptions::with_beside_experts", "beside_experts=True"),
     ("LoadOptions::with_expert", "expert"),
     ("LoadOptions::with_orientation", "orientation"),
@@ -70,6 +70,7 @@ const ARGUMENTS: [(&str, &str); 22] = [
     ("TensorNames::with_down_bias", "names[\"down_bias\"]"),
     ("TensorNames::with_down", "names[\"down\"]"),
     ("Weights::activation", "activation"),
+    ("Weights::decoded", "decoded=True"),
     ("Device::cpu", "device=\"cpu\""),
     ("CpuOptions::with_threads", "os.sched_setaffinity"),
     ("Mlp::load", "kind=\"mlp\""),
