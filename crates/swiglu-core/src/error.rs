@@ -207,3 +207,15 @@ impl Error {
 
 /// Result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Refuses a vector of another length.
+pub(crate) fn expect_len(what: &str, vector: Option<&[f32]>, expected: usize) -> Result<()> {
+    match vector {
+        Some(v) if v.len() != expected => Err(Error::Shape {
+            what: what.to_owned(),
+            expected: format!("[{expected}]"),
+            given: format!("[{}]", v.len()),
+        }),
+        _ => Ok(()),
+    }
+}

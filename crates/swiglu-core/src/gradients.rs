@@ -7,58 +7,11 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, expect_len};
 use crate::layout::Orientation;
 use crate::matrix::{Matrix, MatrixMut};
-use crate::problem::{Op, Problem};
+use crate::problem::{Accumulate, Op, Problem};
 use crate::setters;
-
-/// Which pass over a layer a problem is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Pass {
-    /// The result alone.
-    #[default]
-    Forward,
-    /// The result, and what a backward pass needs.
-    Saving,
-    /// The gradients.
-    Backward,
-}
-
-impl Pass {
-    /// `forward`, `saving` or `backward`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Pass::Forward => "forward",
-            Pass::Saving => "saving",
-            Pass::Backward => "backward",
-        }
-    }
-
-    pub(crate) fn is_forward(&self) -> bool {
-        *self == Pass::Forward
-    }
-}
-
-/// Whether gradients replace what lies where they go, or are added to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Accumulate {
-    /// They replace it, whatever it was: without tokens by zeros.
-    #[default]
-    Overwrite,
-    /// They are added to it, with one rounding: without tokens it stays.
-    Add,
-}
-
-impl Accumulate {
-    pub(crate) fn is_overwrite(&self) -> bool {
-        *self == Accumulate::Overwrite
-    }
-}
 
 /// What a forward pass keeps of gate and up for the backward pass. x is borrowed, not kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -373,7 +326,7 @@ impl<'a, T: Element> GradientsMut<'a, T> {
             ("db_down", &self.down_bias, hidden),
         ];
         for (what, place, n) in biases {
-            crate::problem::expect_len(what, place.as_deref(), n)?;
+            expect_len(what, place.as_deref(), n)?;
         }
         Ok(())
     }

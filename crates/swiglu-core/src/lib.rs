@@ -33,9 +33,7 @@ mod strided;
 pub use activation::{ACTIVATION_NAMES, Activation, GateFn};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
-pub use gradients::{
-    Accumulate, GradientMut, GradientShapes, Gradients, GradientsMut, Pass, SavePolicy, Wanted,
-};
+pub use gradients::{GradientMut, GradientShapes, Gradients, GradientsMut, SavePolicy, Wanted};
 pub use half::{bf16, f16};
 pub use lanes::F32Lanes;
 pub use layout::{
@@ -44,7 +42,7 @@ pub use layout::{
 pub use matrix::{Matrix, MatrixMut, MatrixRef};
 pub use numerics::{ExpMode, Numerics, Rounding};
 pub use plan::{Path, Plan};
-pub use problem::{GatedLinearParams, MlpParams, Op, Problem};
+pub use problem::{Accumulate, GatedLinearParams, MlpParams, Op, Pass, Problem};
 pub use quant::{
     BlockType, QuantizedGatedLinearParams, QuantizedMatrix, QuantizedMlpParams, QuantizedRef,
     QuantizedType, QuantizedTypes,

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::activation::Activation;
 use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
-use crate::gradients::{Accumulate, Pass};
+use crate::error::{Error, Result, expect_len};
 use crate::layout::{GateUpWeights, Orientation, WeightLayout};
 use crate::matrix::MatrixRef;
 use crate::numerics::Numerics;
@@ -45,6 +44,53 @@ impl fmt::Display for Op {
     }
 }
 
+/// Which pass over a layer a problem is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Pass {
+    /// The result alone.
+    #[default]
+    Forward,
+    /// The result, and what a backward pass needs.
+    Saving,
+    /// The gradients.
+    Backward,
+}
+
+impl Pass {
+    /// `forward`, `saving` or `backward`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Pass::Forward => "forward",
+            Pass::Saving => "saving",
+            Pass::Backward => "backward",
+        }
+    }
+
+    pub(crate) fn is_forward(&self) -> bool {
+        *self == Pass::Forward
+    }
+}
+
+/// Whether gradients replace what lies where they go, or are added to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Accumulate {
+    /// They replace it, whatever it was: without tokens by zeros.
+    #[default]
+    Overwrite,
+    /// They are added to it, with one rounding: without tokens it stays.
+    Add,
+}
+
+impl Accumulate {
+    pub(crate) fn is_overwrite(&self) -> bool {
+        *self == Accumulate::Overwrite
+    }
+}
+
 /// Weights, biases, activation and numerics of a gated linear layer, borrowed.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
@@ -59,17 +105,6 @@ pub struct GatedLinearParams<'a, T> {
     pub activation: Activation,
     /// Where values are rounded.
     pub numerics: Numerics,
-}
-
-pub(crate) fn expect_len(what: &str, bias: Option<&[f32]>, expected: usize) -> Result<()> {
-    match bias {
-        Some(b) if b.len() != expected => Err(Error::Shape {
-            what: what.to_owned(),
-            expected: format!("[{expected}]"),
-            given: format!("[{}]", b.len()),
-        }),
-        _ => Ok(()),
-    }
 }
 
 impl<'a, T: Element> GatedLinearParams<'a, T> {

@@ -10,9 +10,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, expect_len};
 use crate::numerics::Rounding;
-use crate::problem::expect_len;
 
 /// The gate keeps what is above mean + z·σ of its row, less that cutoff: max(gate − (mean + z·σ), 0).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

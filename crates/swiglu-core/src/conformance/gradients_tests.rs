@@ -1,10 +1,10 @@
 use super::*;
 use crate::GateUpRef;
 use crate::activation::Activation;
-use crate::gradients::Accumulate;
 use crate::layout::Half;
 use crate::matrix::{MatrixMut, MatrixRef};
 use crate::numerics::{Numerics, Rounding};
+use crate::problem::Accumulate;
 use crate::problem::{GatedLinearParams, MlpParams};
 
 /// Plain loops with `f32` accumulation and the mode's roundings, and optionally one fault.

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::activation::Activation;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, expect_len};
 use crate::numerics::Numerics;
-use crate::problem::{Op, Problem, expect_len};
+use crate::problem::{Op, Problem};
 use crate::quant::{QuantizedRef, QuantizedType};
 use crate::rows::RowParams;
 use crate::setters;
