@@ -83,6 +83,9 @@ fn cases_outside_the_margin_are_measured_again_and_no_others() {
     // With three tokens 40 µs at first, beside 20 of the other and 10 with more and with fewer tokens.
     let first = run(&lab, &experiment, &options("r1")).unwrap();
     assert_eq!((state(), prepared(&first)), (VerdictState::Refuted, vec![2, 2, 2]));
+    // Without time for it everything stays.
+    let none = RunOptions { until_decided: Some(Duration::ZERO), ..options("r1") };
+    assert_eq!(run(&lab, &experiment, &none).unwrap(), first);
     let again = RunOptions { until_decided: Some(Duration::from_secs(60)), ..options("r1") };
     let last = run(&lab, &experiment, &again).unwrap();
     // It, and the one with more tokens that it is behind.

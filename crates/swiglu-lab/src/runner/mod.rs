@@ -41,7 +41,7 @@ pub struct RunOptions {
     pub protocol: ProtocolUsed,
     /// How long peers may be silent.
     pub limits: Limits,
-    /// Prepare profiles more often until the claim is decided, for at most so long after the run.
+    /// Measure cases anew, and prepare profiles more often, until the claim is decided, for at most so long after the run.
     pub until_decided: Option<Duration>,
     /// End after the case in progress once so much time has passed, as if asked to stop.
     pub time_limit: Option<Duration>,
@@ -153,10 +153,20 @@ pub enum Event<'a> {
         /// What happened.
         reason: &'a str,
     },
-    /// The claim is not decided: every case is prepared so many times more.
-    Deciding(usize),
-    /// So many cases are outside of the claim's margin after few preparations, and are measured anew with more.
-    Again(usize),
+    /// The claim is not decided: every case is prepared more often.
+    Deciding {
+        /// How many times more.
+        preparations: usize,
+        /// How long that takes, by what was measured in this run.
+        expected: Option<Duration>,
+    },
+    /// Cases are outside of the claim's margin after few preparations, and are measured anew with more.
+    Again {
+        /// How many cases.
+        cases: usize,
+        /// How long that takes, by what was measured in this run.
+        expected: Option<Duration>,
+    },
     /// A case is done and written, with these results.
     Done(&'a [ResultEntry]),
 }

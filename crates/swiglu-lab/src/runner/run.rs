@@ -23,6 +23,8 @@ pub(super) struct Run<'a> {
     path: PathBuf,
     record: Record,
     begun: Instant,
+    /// How long cases took, and how often all of their profiles were prepared meanwhile.
+    spent: (Duration, usize),
 }
 
 impl<'a> Run<'a> {
@@ -53,7 +55,8 @@ impl<'a> Run<'a> {
             }
         };
         let peers = Peers::new(lab.commands, experiment.device, options.limits);
-        Ok(Self { lab, experiment, options, watch, peers, path, record, begun })
+        let spent = (Duration::ZERO, 0);
+        Ok(Self { lab, experiment, options, watch, peers, path, record, begun, spent })
     }
 
     pub(super) fn finish(mut self) -> Result<Finished> {
@@ -126,6 +129,7 @@ impl<'a> Run<'a> {
         };
         // Whoever ends a job may end its peers, too: that is no result of theirs.
         let cut_short = |outcome: &Outcome| outcome.broken && self.options.is_stopped();
+        let began = Instant::now();
         let mut run = CaseRun::new(case, &profiles, options, &mut self.peers, self.watch);
         let mut outcome = run.run();
         // Once: where a clock changes again, the case keeps the mark.
@@ -137,6 +141,7 @@ impl<'a> Run<'a> {
         if cut_short(&outcome) {
             return Ok(false);
         }
+        self.took(began, options.protocol.preparations);
         self.record.cases.insert(key.clone(), facts(&outcome, repeated));
         self.record.results.retain(|entry| entry.case_key != key);
         let first = self.record.results.len();
@@ -150,14 +155,15 @@ impl<'a> Run<'a> {
     /// forbids an answer, or the time is over; true if it was asked to stop.
     fn decide(&mut self, limit: Duration) -> Result<bool> {
         let begun = Instant::now();
-        if self.again()? {
+        if self.again(begun, limit)? {
             return Ok(true);
         }
-        loop {
+        while begun.elapsed() <= limit {
             let undecided = RecordVerdict::of(self.experiment, &self.record).undecided;
             let Some(more) = undecided.and_then(|u| u.preparations) else { return Ok(false) };
             let more = more.clamp(2, PREPARATIONS);
-            (self.watch)(Event::Deciding(more));
+            let expected = self.expected(self.experiment.cases.len() * more);
+            (self.watch)(Event::Deciding { preparations: more, expected });
             for case in &self.experiment.cases {
                 if self.is_over() {
                     return Ok(true);
@@ -168,11 +174,25 @@ impl<'a> Run<'a> {
                 self.prepare_more(case, more)?;
             }
         }
+        Ok(false)
+    }
+
+    /// Notes that a case is done which began then, with so many preparations.
+    fn took(&mut self, began: Instant, preparations: usize) {
+        let (time, count) = self.spent;
+        self.spent = (time + began.elapsed(), count + preparations);
+    }
+
+    /// How long so many preparations of cases take, by those of this run.
+    fn expected(&self, preparations: usize) -> Option<Duration> {
+        let (time, count) = self.spent;
+        (count > 0).then(|| time.mul_f64(preparations as f64 / count as f64))
     }
 
     /// Measures each case that is outside of the claim's margin after fewer preparations than usual once more, with as many
-    /// as usual, in place of what it had: those few were what put it there. True if it was asked to stop.
-    fn again(&mut self) -> Result<bool> {
+    /// as usual, in place of what it had: those few were what put it there. The rest keep theirs where the time is over. True
+    /// if it was asked to stop.
+    fn again(&mut self, begun: Instant, limit: Duration) -> Result<bool> {
         let experiment = self.experiment;
         let mut options = self.options.clone();
         options.protocol.preparations = PREPARATIONS;
@@ -182,9 +202,13 @@ impl<'a> Run<'a> {
             if outside.is_empty() {
                 return Ok(false);
             }
-            (self.watch)(Event::Again(outside.len()));
+            let expected = self.expected(outside.len() * PREPARATIONS);
+            (self.watch)(Event::Again { cases: outside.len(), expected });
             // A new figure of one may put another outside.
             for case in experiment.cases.iter().filter(|case| outside.contains(&case.key())) {
+                if begun.elapsed() > limit {
+                    return Ok(false);
+                }
                 if self.is_over() || !self.measure(case, &profiles, &options)? {
                     return Ok(true);
                 }
@@ -206,8 +230,10 @@ impl<'a> Run<'a> {
         };
         let profiles: Vec<&ProfileDef> = self.experiment.profiles.iter().filter(counts).collect();
         (self.watch)(Event::Case(case));
+        let began = Instant::now();
         let run = &mut CaseRun::new(case, &profiles, &options, &mut self.peers, self.watch);
         let Outcome { results, .. } = run.run();
+        self.took(began, more);
         (self.watch)(Event::Done(&results));
         for result in results {
             let same = |e: &&mut ResultEntry| e.case_key == key && e.profile == result.profile;

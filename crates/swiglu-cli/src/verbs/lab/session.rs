@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::DirEntry;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
@@ -103,12 +104,14 @@ impl<'a> Session<'a> {
             {
                 tell(&bar, format!("{case}: {profile}: {reason}"));
             }
-            Event::Deciding(more) => {
-                tell(&bar, format!("not decided: every case is prepared {more} times more"));
+            Event::Deciding { preparations, expected } => {
+                let what = format!("not decided: every case is prepared {preparations} times more");
+                tell(&bar, what + &about(expected));
             }
-            Event::Again(count) => {
+            Event::Again { cases, expected } => {
                 let few = "outside of the claim's margin after few preparations";
-                tell(&bar, format!("{count} cases are {few}: measured anew with more"));
+                let what = format!("{cases} cases are {few}: measured anew with more");
+                tell(&bar, what + &about(expected));
             }
             Event::Done(_) => bar.inc(1),
             _ => {}
@@ -116,6 +119,12 @@ impl<'a> Session<'a> {
         bar.finish_and_clear();
         finished.with_context(|| format!("experiment {}", self.experiment.id))
     }
+}
+
+/// How long something is expected to take, if that is known.
+fn about(expected: Option<Duration>) -> String {
+    expected
+        .map_or_else(String::new, |time| format!(", which takes about {:.0} s", time.as_secs_f64()))
 }
 
 /// What is going on; a peer that is started for it may take long to say hello.
