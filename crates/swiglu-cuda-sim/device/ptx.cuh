@@ -1,5 +1,5 @@
 // The CPU's side of the layer that device code is written on: the names and semantics of
-// swiglu-cuda/device/ptx.cuh, for simulated threads. The compiler library puts it in the place of
+// swiglu-cuda/device/lib/ptx.cuh, for simulated threads. The compiler library puts it in the place of
 // that file. What is available on which architecture is guarded alike, so that a kernel for sm_80
 // that uses an instruction of sm_90 does not compile here either.
 #pragma once

@@ -1,5 +1,6 @@
 // Sums of f32: of the columns of a matrix of T, which are the gradient of a bias, and as values of T, which is what a
-// product over two matrices of weights leaves. Only ELEMENT matters of the options.
+// product over two matrices of weights leaves. Compile-time: ELEMENT, and SHARED_BYTES as the host
+// computed them.
 //
 // Floors: bytes / bandwidth, one read of each element, and for the second one write. A block of `column_sums` has 64
 // adjacent columns, so that a warp reads whole lines, and eight warps that take the rows in turns, each several at a
@@ -10,6 +11,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = 64;   // of a block
 constexpr int kRowsAtATime = 8;  // of a warp
+static_assert(kWarps * kColumns * 4 == SHARED_BYTES, "the host and the kernel disagree about shared memory");
 
 struct ColumnSumsParams {
   u64 in, out;  // out: f32

@@ -6,7 +6,7 @@ use super::NamedVariant;
 use super::elementwise::{Tensor, signed};
 use super::gate::element_define;
 use crate::device::error::Result;
-use crate::device::jit::{KernelFile, Variant, kernel_file};
+use crate::device::jit::{KernelFile, Variant, define, kernel_file};
 use crate::device::launch::{LaunchConfig, launch};
 use crate::device::stream::Stream;
 
@@ -37,7 +37,7 @@ struct RoundSumsParams {
 }
 
 fn variant(dtype: DType) -> Variant {
-    Variant::new(&FILE, [element_define(dtype)])
+    Variant::new(&FILE, [element_define(dtype), define("SHARED_BYTES", SHARED)])
 }
 
 /// Writes the sum of each column of a `[rows, cols]` matrix of T to the f32 vector `out`, or adds it.

@@ -203,7 +203,10 @@ impl Kernel {
 
     /// Whether addresses and row strides must be those that TMA takes.
     pub(crate) fn needs_tma(self) -> bool {
-        matches!(self, Kernel::Sm90(_) | Kernel::Sm90Skinny(_))
+        match self {
+            Kernel::Sm90(_) | Kernel::Sm90Skinny(_) => true,
+            Kernel::Mma(_) | Kernel::Simt => false,
+        }
     }
 
     /// Whether the kernel computes a problem on an architecture, or why not: what can be said before
@@ -226,7 +229,7 @@ impl Kernel {
             Kernel::Mma(_) if dtype == DType::F32 && !tf32 => Err(Obstacle::WouldRound),
             Kernel::Simt if dtype != DType::F32 => Err(Obstacle::ElementType(dtype)),
             Kernel::Simt if tf32 => Err(Obstacle::Tf32AskedFor),
-            _ => Ok(()),
+            Kernel::Sm90(_) | Kernel::Sm90Skinny(_) | Kernel::Mma(_) | Kernel::Simt => Ok(()),
         }
     }
 
