@@ -41,14 +41,14 @@ impl SavePolicy {
         }
     }
 
-    /// Bytes that `m` tokens keep between the passes.
+    /// Bytes that `m` tokens keep between the passes; the most there are where it is more.
     pub fn kept_bytes(self, m: usize, intermediate: usize, dtype: DType) -> usize {
         let values = match self {
             SavePolicy::Save => 2,
             SavePolicy::SaveGate => 1,
             SavePolicy::Recompute => 0,
         };
-        values * dtype.size() * m * intermediate
+        (values * dtype.size()).saturating_mul(m).saturating_mul(intermediate)
     }
 }
 

@@ -1,9 +1,10 @@
 //! How gate and up weights, or gate and up activations, lie in memory: a type, never a guess.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -78,9 +79,14 @@ pub enum Arrangement {
     /// One tensor of 2H features: `group` gate features, `group` up features, and so on.
     /// `group` divides H. gpt-oss is `group` 1.
     Interleaved {
-        /// Adjacent features of one half.
+        /// Adjacent features of one half, 1 at least.
+        #[serde(deserialize_with = "not_zero")]
         group: usize,
     },
+}
+
+fn not_zero<'de, D: Deserializer<'de>>(group: D) -> std::result::Result<usize, D::Error> {
+    NonZeroUsize::deserialize(group).map(NonZeroUsize::get)
 }
 
 impl Arrangement {

@@ -131,6 +131,18 @@ pub struct Numerics {
     pub batch_invariant: bool,
 }
 
+impl Numerics {
+    /// As steps round that leave gate and up in memory as values of T: they cannot keep accumulators, so
+    /// [`Rounding::Fused`] becomes [`Rounding::PreRound`].
+    #[must_use]
+    pub fn unfused(self) -> Self {
+        match self.rounding {
+            Rounding::Fused => Self { rounding: Rounding::PreRound, ..self },
+            Rounding::PreRound | Rounding::Eager => self,
+        }
+    }
+}
+
 /// A mode that is off is left out of records, so that those from before it was there are the same.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
 const fn is_off(mode: &bool) -> bool {

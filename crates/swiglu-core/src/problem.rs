@@ -356,11 +356,42 @@ impl Problem {
         with_groups(groups: usize);
     }
 
-    /// Refuses by name what no backend computes yet: groups of tokens, and training of quantised weights, of row steps and of
-    /// the activation alone.
+    /// Refuses to update a layer of this problem to weights of another one, whose numerics are as the layer's path rounds:
+    /// values may differ, and nothing else.
     ///
     /// # Errors
-    /// [`Error::Unsupported`].
+    /// [`Error::Unsupported`], which names what differs.
+    pub fn expect_update(&self, given: &Problem) -> Result<()> {
+        let said = |p: &Problem| {
+            [
+                p.op.to_string(),
+                format!("hidden={}", p.hidden),
+                format!("intermediate={}", p.intermediate),
+                p.dtype.to_string(),
+                p.activation.to_string(),
+                p.numerics.to_string(),
+                format!("weights [{}]", p.layout),
+                if p.bias { "biases".into() } else { "no biases".into() },
+                format!("row steps {}", p.rows),
+            ]
+        };
+        let differs: Vec<_> =
+            said(given).into_iter().zip(said(self)).filter(|(a, b)| a != b).collect();
+        if differs.is_empty() {
+            return Ok(());
+        }
+        let (given, own): (Vec<_>, Vec<_>) = differs.into_iter().unzip();
+        Err(Error::Unsupported {
+            what: format!("an update by {} of a layer of {}", given.join(", "), own.join(", ")),
+            why: "only the values of weights and biases may change; make another layer".into(),
+        })
+    }
+
+    /// Refuses by name what no backend computes yet: groups of tokens, quantised weights or norms where there are none, rows that
+    /// are not whole blocks, and training of quantised weights, of row steps and of the activation alone.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; [`Error::OutOfRange`] for extents that a layout or a type does not have.
     pub fn expect_computed(&self) -> Result<()> {
         let unsupported =
             |what: String, why: &str| Err(Error::Unsupported { what, why: why.into() });
@@ -369,6 +400,19 @@ impl Problem {
                 format!("a problem of {} groups of tokens", self.groups),
                 "a layer has the weights of one group, as of one expert; make one for each, and give it its tokens",
             );
+        }
+        self.layout.arrangement.validate(self.intermediate)?;
+        if let Some(QuantizedTypes { gate_up, down }) = self.quantized {
+            if self.op == Op::Activation {
+                return unsupported(format!("an {} of {gate_up} weights", self.op), "it has none");
+            }
+            gate_up.expect_columns(self.hidden)?;
+            down.map_or(Ok(()), |down| down.expect_columns(self.intermediate))?;
+        }
+        if self.op != Op::Mlp {
+            let instead = "load the block (Mlp::load)";
+            let rows = if self.op == Op::Activation { self.rows } else { self.rows.after_h() };
+            rows.expect_none(&format!("in the {}", self.op), instead)?;
         }
         if self.pass == Pass::Forward {
             return Ok(());
@@ -469,9 +513,11 @@ impl fmt::Display for Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Arrangement;
 
     #[test]
     fn what_nothing_computes_is_refused_by_name() {
+        use crate::quant::BlockType;
         use crate::rows::{Norm, NormKind};
 
         let problem = |op| Problem::new(op, 5, 8, 16, DType::F32, Activation::SWIGLU);
@@ -491,6 +537,27 @@ mod tests {
         let types = QuantizedTypes { gate_up: QuantizedType::I8, down: None };
         let quantized = problem(Op::GatedLinear).with_quantized(types).with_pass(Pass::Backward);
         assert!(refused(quantized).contains("no gradients"));
+        let blocks = QuantizedTypes { gate_up: QuantizedType::Block(BlockType::Q8_0), down: None };
+        let parts = problem(Op::GatedLinear).with_quantized(blocks);
+        assert!(refused(parts).contains("whole Q8_0 blocks of 32"), "{}", refused(parts));
+        assert!(refused(problem(Op::Activation).with_quantized(types)).contains("it has none"));
+        assert!(refused(problem(Op::GatedLinear).with_rows(norm)).contains("in the gated-linear"));
+        let mut interleaved = problem(Op::Mlp);
+        interleaved.layout.arrangement = Arrangement::Interleaved { group: 7 };
+        assert!(refused(interleaved).contains('7'), "{}", refused(interleaved));
+    }
+
+    #[test]
+    fn what_a_constructor_refuses_no_file_brings() {
+        let norm = |epsilon: &str| format!(r#"{{"kind":"rms","epsilon":{epsilon}}}"#);
+        assert!(serde_json::from_str::<crate::rows::Norm>(&norm("1e-5")).is_ok());
+        for epsilon in ["0.0", "-1.0"] {
+            let error = serde_json::from_str::<crate::rows::Norm>(&norm(epsilon)).unwrap_err();
+            assert!(error.to_string().contains("epsilon"), "{error}");
+        }
+        let interleaved = |group| format!(r#"{{"interleaved":{{"group":{group}}}}}"#);
+        assert!(serde_json::from_str::<Arrangement>(&interleaved(1)).is_ok());
+        assert!(serde_json::from_str::<Arrangement>(&interleaved(0)).is_err());
     }
 
     /// Of weights that contradict each other either may be the one that lies otherwise than was said.

@@ -99,9 +99,24 @@ pub enum NormKind {
 
 /// A norm of each row of h, before the down projection.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub struct Norm {
     kind: NormKind,
     epsilon: f32,
+}
+
+/// A [`Norm`] as a file may have it.
+#[derive(Deserialize)]
+struct Unchecked {
+    kind: NormKind,
+    epsilon: f32,
+}
+
+impl TryFrom<Unchecked> for Norm {
+    type Error = Error;
+    fn try_from(Unchecked { kind, epsilon }: Unchecked) -> Result<Self> {
+        Self::new(kind, epsilon)
+    }
 }
 
 impl Norm {
@@ -188,6 +203,12 @@ impl RowSteps {
     #[must_use]
     pub fn before_h(self) -> Self {
         Self { norm: None, ..self }
+    }
+
+    /// Those of h, which the block alone has.
+    #[must_use]
+    pub fn after_h(self) -> Self {
+        Self { sparsity: None, ..self }
     }
 
     /// Whether there is none.

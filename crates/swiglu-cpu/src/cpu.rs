@@ -8,6 +8,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use swiglu_core::{BlockType, DType, Error, Op, Path, Plan, Problem, Result};
 
 use crate::isa::Isa;
+use crate::quant::expect_quantized;
 use crate::team::{self, ForkJoin, Step, Team};
 use crate::workspace::Workspaces;
 use crate::{elementwise, layers, simd};
@@ -200,6 +201,15 @@ impl Cpu {
 
     /// Makes ready what so many calls at the same time take, of up to `bytes` of working memory each.
     pub(crate) fn reserve(&self, bytes: usize, callers: usize) -> Result<()> {
+        /// More than any process has threads.
+        const MOST: usize = 1 << 16;
+        if callers > MOST {
+            return Err(Error::OutOfRange {
+                what: "callers",
+                given: callers.to_string(),
+                expected: format!("at most {MOST} calls at the same time"),
+            });
+        }
         if let Some(team) = &self.shared.team {
             team.reserve(callers);
         }
@@ -261,12 +271,19 @@ impl Cpu {
     }
 
     /// How `problem` will be computed on `path`: the same as the layer's own plan, from the numbers
-    /// alone.
+    /// alone; of quantised weights that there are no kernels for, as that of a layer whose weights are decoded.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Unsupported`] for what no layer computes ([`Problem::expect_computed`]).
     pub fn plan(&self, problem: Problem, path: Path) -> Result<Plan> {
         problem.expect_computed()?;
+        let types = problem.quantized.map(|types| [Some(types.gate_up), types.down]);
+        let check = |kind| expect_quantized(problem.op, problem.dtype, kind).err();
+        if let Some(why) = types.into_iter().flatten().flatten().find_map(check) {
+            let mut plan = self.plan(problem.with_quantized(None), path)?;
+            plan.reason += &format!("; weights decoded to {}: {why}", problem.dtype);
+            return Ok(plan);
+        }
         Ok(match problem.op {
             Op::Activation => elementwise::plan(self, problem),
             _ => layers::plan(self, problem, path),

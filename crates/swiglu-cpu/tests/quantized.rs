@@ -45,7 +45,7 @@ fn halves(block: BlockType) -> &'static [usize] {
     }
 }
 
-/// What has no kernels is refused with the types that have, and planned all the same.
+/// What has no kernels is refused with the types that have, and planned as decoded ones.
 #[test]
 fn types_without_kernels_are_refused() {
     let cpu = Cpu::new(&CpuOptions::default().with_threads(1)).unwrap();
@@ -61,7 +61,8 @@ fn types_without_kernels_are_refused() {
         let e = expect_quantized(Op::Mlp, DType::Bf16, block.into()).unwrap_err().to_string();
         assert!(e.contains(&format!("mlp of bf16 with {block} weights")), "{e}");
         for m in [1, 100] {
-            cpu.plan(params.problem(m, DType::F32), Path::Fused).unwrap();
+            let plan = cpu.plan(params.problem(m, DType::F32), Path::Fused).unwrap();
+            assert!(plan.reason.contains("weights decoded to f32"), "{plan}: {}", plan.reason);
         }
         refused += 1;
     }

@@ -169,7 +169,8 @@ impl Device {
 
     /// Frees the working memory of the host that no call uses at the moment, and returns its bytes. A CPU keeps a block for
     /// each of the calls that there were at the same time, not larger than the largest of them took
-    /// ([`Layer::workspace_bytes`](crate::Layer::workspace_bytes)); a CUDA device keeps
+    /// ([`Layer::workspace_bytes`](crate::Layer::workspace_bytes)), and as many for what was kept between the passes of training
+    /// ([`Saved`](crate::Saved)); a CUDA device keeps
     /// there what dropped matrices of page-locked memory had, and gives back device memory that no stream has.
     pub fn trim(&self) -> usize {
         match self {

@@ -219,20 +219,17 @@ fn paths(plan: &Plan) -> Vec<Candidate> {
     };
     let elements = passes * problem.m as f64 * problem.intermediate as f64;
     let traffic = Bytes(elements * problem.dtype.size() as f64);
-    let why_fused = match plan.reason.as_str() {
-        "" => "gate and up stay in registers".to_owned(),
-        reason => reason.to_owned(),
+    let otherwise = [
+        (Path::Fused, "gate and up stay in registers".to_owned()),
+        (Path::Unfused, format!("{what}: {traffic} more")),
+    ];
+    let candidate = |(path, reason): (Path, String)| {
+        let chosen = plan.path == path;
+        let reason = if chosen && !plan.reason.is_empty() { plan.reason.clone() } else { reason };
+        let name = path.to_string();
+        Candidate { step: None, name, chosen, predicted_us: None, measured_us: None, reason }
     };
-    [(Path::Fused, why_fused), (Path::Unfused, format!("{what}: {traffic} more"))]
-        .map(|(path, reason)| Candidate {
-            step: None,
-            name: path.to_string(),
-            chosen: plan.path == path,
-            predicted_us: None,
-            measured_us: None,
-            reason,
-        })
-        .into()
+    otherwise.map(candidate).into()
 }
 
 /// A column of times: what kind of time, and it where there is one.

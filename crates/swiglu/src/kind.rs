@@ -99,7 +99,8 @@ impl Layer<GatedLinearKind> {
     }
 
     /// As [`Self::from_params`], by a chosen path: [`Path::Unfused`] is the yardstick that passes
-    /// gate and up through memory.
+    /// gate and up through memory as values of T: [`Rounding::Fused`](swiglu_core::Rounding::Fused) becomes
+    /// [`Rounding::PreRound`](swiglu_core::Rounding::PreRound).
     ///
     /// # Errors
     /// As [`Self::from_params`].
@@ -195,7 +196,8 @@ impl Layer<MlpKind> {
     }
 
     /// As [`Self::from_params`], by a chosen path: [`Path::Unfused`] is the yardstick that passes
-    /// gate and up through memory.
+    /// gate and up through memory as values of T: [`Rounding::Fused`](swiglu_core::Rounding::Fused) becomes
+    /// [`Rounding::PreRound`](swiglu_core::Rounding::PreRound).
     ///
     /// # Errors
     /// As [`Self::from_params`].
@@ -349,6 +351,12 @@ macro_rules! cpu_kernel {
             fn policy(&self) -> Result<SavePolicy> {
                 Ok(self.policy()?)
             }
+            fn expect_update(&self, params: Params<'_, '_, T>) -> Result<()> {
+                match params {
+                    Params::$Layer(params) => Ok(self.expect_update(params)?),
+                    other => Ok(self.plan(0).problem.expect_update(&other.problem())?),
+                }
+            }
             fn shapes(&self) -> Result<GradientShapes> {
                 Ok(self.gradient_shapes()?)
             }
@@ -455,6 +463,9 @@ impl<K: 'static, T: Element> Trains<T> for swiglu_cuda::Layer<K, T> {
     fn policy(&self) -> Result<SavePolicy> {
         let unsaid = || crate::training::refused("layer", "a CUDA device");
         Ok(self.policy().ok_or_else(unsaid)?)
+    }
+    fn expect_update(&self, params: Params<'_, '_, T>) -> Result<()> {
+        Ok(self.expect_update(&params.problem(), params.down_orientation())?)
     }
     fn shapes(&self) -> Result<GradientShapes> {
         Ok(self.gradient_shapes()?)

@@ -3,9 +3,11 @@
 //! What a backend provides for it is [`Trains`], for matrices of the host, and [`TrainsOn`], for a device's; a layer without is
 //! refused in [`refused`], and nowhere else.
 
+#[cfg(feature = "cuda")]
+use swiglu_core::Orientation;
 use swiglu_core::{
     Element, Error as CoreError, GatedLinearParams, GradientShapes, Gradients, GradientsMut,
-    Matrix, MatrixMut, MatrixRef, MlpParams, Path, SavePolicy, StridedRef, Wanted,
+    Matrix, MatrixMut, MatrixRef, MlpParams, Path, Problem, SavePolicy, StridedRef, Wanted,
 };
 use swiglu_cpu::CallOptions;
 
@@ -19,6 +21,8 @@ use crate::layer::Layer;
 /// What a backend provides to train layers of one element type.
 pub(crate) trait Trains<T> {
     fn policy(&self) -> Result<SavePolicy>;
+    /// Refuses parameters of which more than the values differ from the layer's.
+    fn expect_update(&self, params: Params<'_, '_, T>) -> Result<()>;
     fn shapes(&self) -> Result<GradientShapes>;
     fn forward_train<'x>(
         &self,
@@ -132,6 +136,24 @@ impl<K, T: Element> TrainsOn<T> for swiglu_cuda::Layer<K, T> {
 pub(crate) enum Params<'p, 'a, T> {
     GatedLinear(&'p GatedLinearParams<'a, T>),
     Mlp(&'p MlpParams<'a, T>),
+}
+
+impl<T: Element> Params<'_, '_, T> {
+    pub(crate) fn problem(&self) -> Problem {
+        match self {
+            Self::GatedLinear(params) => params.problem(0),
+            Self::Mlp(params) => params.problem(0),
+        }
+    }
+
+    /// That of gate and up where there is no down projection.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn down_orientation(&self) -> Orientation {
+        match self {
+            Self::GatedLinear(params) => params.weights.layout().orientation,
+            Self::Mlp(params) => params.down_orientation,
+        }
+    }
 }
 
 /// Why a layer does not train.
@@ -402,7 +424,9 @@ impl<K: Kind> Layer<K> {
         params: Params<'_, '_, T>,
         anew: impl FnOnce(&Device, SavePolicy) -> Result<Self>,
     ) -> Result<()> {
-        let policy = self.save_policy::<T>()?;
+        let trains = self.trains::<T>()?;
+        trains.expect_update(params)?;
+        let policy = trains.policy()?;
         let updated = self.kernel.unique::<T>().and_then(|kernel| kernel.update(params));
         match updated {
             Some(updated) => updated,

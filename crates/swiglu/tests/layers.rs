@@ -238,6 +238,12 @@ fn both_paths_agree_and_name_themselves() {
         small(|p| {
             let mlp = Mlp::with_path(&device, p, path)?;
             assert_eq!(mlp.plan(4).path, path);
+            // From the numbers alone it is the same.
+            let explanation = device.explain(p.problem(4), path)?;
+            assert_eq!(explanation.plan, mlp.plan(4));
+            let of_path = |c: &&swiglu::Candidate| c.name == path.to_string();
+            let taken = explanation.candidates.iter().find(of_path).unwrap();
+            assert!(taken.chosen && taken.reason == explanation.plan.reason, "{taken:?}");
             let judged = bounds::mlp(x.view(), p)?.judge(mlp.forward(&x)?.view())?;
             assert!(judged.passed(), "{path} {judged:?}");
             Ok(mlp)

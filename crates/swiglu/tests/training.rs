@@ -124,3 +124,80 @@ fn what_is_not_trained_says_so() {
         assert!(experts.to_string().contains("4 groups of tokens"), "{experts}");
     }
 }
+
+/// Whether a clone still has the weights, for which others are packed elsewhere, or not.
+#[test]
+fn an_update_changes_values_and_nothing_else() {
+    let weights = Weights::new(1);
+    let params = weights.params();
+    let bias = [0.5f32; 40];
+    let square =
+        Weights([0, 1, 2].map(|i| swiglu_core::random::normal_matrix(i, 24, 24, 0.2).unwrap()));
+    let turned = MlpParams::new(square.params().gated, square.0[2].view(), Orientation::InOut);
+    let with = |gated: GatedLinearParams<'_, f32>| -> String {
+        let mut said = String::new();
+        for is_shared in [false, true] {
+            let mut mlp = Mlp::for_training(&device(), &params, SavePolicy::Save).unwrap();
+            let clone = is_shared.then(|| mlp.clone());
+            let before = mlp.plan(1).problem;
+            let error =
+                mlp.update(&MlpParams::new(gated, params.down, Orientation::OutIn)).unwrap_err();
+            assert_eq!((error.kind(), mlp.plan(1).problem), (ErrorKind::Unsupported, before));
+            assert!(said.is_empty() || said == error.to_string(), "{said} and {error}");
+            said = error.to_string();
+            drop(clone);
+        }
+        said
+    };
+    let gated = params.gated;
+    assert!(
+        with(gated.with_activation(Activation::SWIGLU))
+            .contains("an update by swiglu of a layer of geglu")
+    );
+    assert!(with(gated.with_gate_bias(&bias[..])).contains("by biases of a layer of no biases"));
+    let invariant = gated.numerics.with_batch_invariance();
+    assert!(with(gated.with_numerics(invariant)).contains("batch-invariant"));
+    for is_shared in [false, true] {
+        let mut mlp = Mlp::for_training(&device(), &params, SavePolicy::Save).unwrap();
+        let clone = is_shared.then(|| mlp.clone());
+        let error = mlp.update(&square.params()).unwrap_err().to_string();
+        assert!(error.contains("intermediate=24 of a layer of intermediate=40"), "{error}");
+        let mut mlp = Mlp::for_training(&device(), &square.params(), SavePolicy::Save).unwrap();
+        let other = is_shared.then(|| mlp.clone());
+        let error = mlp.update(&turned).unwrap_err().to_string();
+        assert!(error.contains("a down weight that lies in-out"), "{error}");
+        drop((clone, other));
+    }
+}
+
+#[test]
+fn what_another_layer_kept_is_refused() {
+    let (old, new) = (Weights::new(1), Weights::new(5));
+    let x = swiglu_core::random::normal_matrix::<f32>(9, 3, 24, 1.0).unwrap();
+    let dy = swiglu_core::random::normal_matrix::<f32>(10, 3, 24, 1.0).unwrap();
+    let made = |weights: &Weights, policy| {
+        Mlp::for_training(&device(), &weights.params(), policy).unwrap()
+    };
+    let mut mlp = made(&old, SavePolicy::Save);
+    let kept = |mlp: &Mlp| mlp.forward_train(&x).unwrap().1;
+    let refused = |mlp: &Mlp, saved| {
+        let error = mlp.backward(saved, &dy, Wanted::ALL).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("another layer"), "{error}");
+    };
+    refused(&made(&new, SavePolicy::Save), kept(&mlp));
+    refused(&made(&old, SavePolicy::SaveGate), kept(&mlp));
+    // A clone is the same layer, until one of them changes.
+    let clone = mlp.clone();
+    clone.backward(kept(&mlp), &dy, Wanted::ALL).unwrap();
+    let before = [kept(&mlp), kept(&mlp)];
+    mlp.update(&new.params()).unwrap();
+    let [first, second] = before;
+    refused(&mlp, first);
+    clone.backward(second, &dy, Wanted::ALL).unwrap();
+    drop(clone);
+    let before = kept(&mlp);
+    mlp.update(&old.params()).unwrap();
+    refused(&mlp, before);
+    mlp.backward(kept(&mlp), &dy, Wanted::ALL).unwrap();
+}

@@ -42,13 +42,7 @@ impl<'a> QuantizedRef<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Self> {
-        if !cols.is_multiple_of(kind.elements()) {
-            return Err(Error::OutOfRange {
-                what: "columns of quantised weights",
-                given: cols.to_string(),
-                expected: format!("whole {kind} blocks of {}", kind.elements()),
-            });
-        }
+        kind.expect_columns(cols)?;
         let bytes = kind.data_bytes(rows, cols).ok_or_else(|| Error::TooLarge {
             what: "quantised weights".into(),
             rows,

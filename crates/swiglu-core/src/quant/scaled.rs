@@ -55,6 +55,18 @@ impl QuantizedType {
         }
     }
 
+    /// Refuses rows that are not whole blocks.
+    pub(crate) fn expect_columns(self, cols: usize) -> Result<()> {
+        if cols.is_multiple_of(self.elements()) {
+            return Ok(());
+        }
+        Err(Error::OutOfRange {
+            what: "columns of quantised weights",
+            given: cols.to_string(),
+            expected: format!("whole {self} blocks of {}", self.elements()),
+        })
+    }
+
     /// Columns of a row are whole multiples of this.
     pub const fn elements(self) -> usize {
         match self {

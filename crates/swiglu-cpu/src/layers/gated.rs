@@ -2,7 +2,7 @@
 
 use swiglu_core::{
     Activation, Element, Error, GateUpRef, GatedLinearParams, Half, MatrixMut, MatrixRef, Numerics,
-    Path, Plan, Problem, QuantizedGatedLinearParams, Result, Rounding, RowSteps,
+    Path, Plan, Problem, QuantizedGatedLinearParams, Result, RowSteps,
 };
 
 use super::linear::Linear;
@@ -54,7 +54,7 @@ impl<T: Element> GatedLinear<T> {
 
     /// Packs the weights for the given path. The unfused one runs two linear maps, each with the
     /// same matrix kernel, and the activation over their results, which lie in memory as T between
-    /// them: it cannot keep accumulators, so [`Rounding::Fused`] becomes [`Rounding::PreRound`], as
+    /// them: it cannot keep accumulators, so [`Rounding::Fused`](swiglu_core::Rounding::Fused) becomes [`Rounding::PreRound`](swiglu_core::Rounding::PreRound), as
     /// [`Self::numerics`] then says.
     ///
     /// # Errors
@@ -106,9 +106,8 @@ impl<T: Element> GatedLinear<T> {
 
     fn with(cpu: &Cpu, problem: Problem, kernel: GatedKernel<T>, steps: RowSteps) -> Self {
         let mut problem = problem.with_rows(steps.before_h());
-        let is_unfused = matches!(kernel, GatedKernel::Unfused(_));
-        if is_unfused && problem.numerics.rounding == Rounding::Fused {
-            problem.numerics.rounding = Rounding::PreRound;
+        if matches!(kernel, GatedKernel::Unfused(_)) {
+            problem.numerics = problem.numerics.unfused();
         }
         Self { cpu: cpu.clone(), problem, kernel, training: None, lost: false }
     }

@@ -204,20 +204,40 @@ impl Passes {
 
     /// The passes in turn.
     pub(crate) fn ranges(self) -> impl Iterator<Item = Range<usize>> {
+        (0..self.count).map(move |pass| self.start(pass)..self.start(pass + 1))
+    }
+
+    /// The first row of a pass.
+    fn start(self, pass: usize) -> usize {
+        let units = self.m.div_ceil(self.unit) as u128;
+        // At most all units: it fits.
+        let first = (pass as u128 * units / self.count.max(1) as u128) as usize;
+        first.saturating_mul(self.unit).min(self.m)
+    }
+
+    /// The numbers of rows that passes have, whatever there are of them: those of whole units differ by one unit.
+    fn sizes(self) -> [usize; 3] {
         let units = self.m.div_ceil(self.unit);
-        let start = move |pass: usize| (pass * units / self.count * self.unit).min(self.m);
-        (0..self.count).map(move |pass| start(pass)..start(pass + 1))
+        let last = self.m - self.start(self.count.saturating_sub(1));
+        match self.count {
+            0 | 1 => [last; 3],
+            // All but the last, whose units may be the only ones that are one more.
+            count => {
+                let more = if units % count > 1 { units.div_ceil(count) } else { units / count };
+                [last, units / count * self.unit, more * self.unit]
+            }
+        }
     }
 
     /// Rows of the largest pass.
     pub(crate) fn most_rows(self) -> usize {
-        self.ranges().map(|pass| pass.len()).max().unwrap_or(0)
+        self.sizes().into_iter().max().unwrap_or(0)
     }
 
     /// The most bytes that a pass takes, of those for `tokens`: these are the passes for the most of them.
     pub(crate) fn most_bytes(self, tokens: Tokens, bytes: impl Fn(usize) -> usize) -> usize {
         let most = match tokens {
-            Tokens::Exactly(_) => self.ranges().map(|pass| bytes(pass.len())).max(),
+            Tokens::Exactly(_) => self.sizes().into_iter().map(bytes).max(),
             // Numbers of rows are packed in ways of their own, and more of them can take less.
             Tokens::UpTo(_) => (1..=self.m.min(self.most)).map(bytes).max(),
         };
@@ -321,6 +341,10 @@ pub(crate) fn linear_map<T: Element, E: Epilogue>(
     x: Source<'_, T>,
     epilogue: impl Fn(usize) -> E + Sync,
 ) {
+    // Without features any number of rows is nothing.
+    if weights.panels() == 0 {
+        return;
+    }
     let quantized = matches!(weights, Weights::Quantized(_));
     let inputs = [x.inputs()];
     let passes = passes_below(x.rows_bytes(), cpu, x.rows(), T::DTYPE, quantized, order, &inputs);
@@ -348,5 +372,31 @@ pub(crate) fn linear_map<T: Element, E: Epilogue>(
                 Step { units: weights.panels(), run: &run },
             ],
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_passes_are_those_of_all() {
+        for (most, unit) in [(1, 1), (4, 2), (12, 4), (12, 12), (60, 6)] {
+            for m in 0..400 {
+                let passes = Passes::new(m, most, unit);
+                let all: Vec<usize> = passes.ranges().map(|pass| pass.len()).collect();
+                assert_eq!(
+                    passes.most_rows(),
+                    all.iter().copied().max().unwrap_or(0),
+                    "{m} {most} {unit}"
+                );
+                assert!(
+                    all.iter().all(|rows| passes.sizes().contains(rows)),
+                    "{m} {most} {unit}: {all:?}"
+                );
+                assert_eq!(all.iter().sum::<usize>(), m);
+            }
+            assert!(Passes::new(usize::MAX, most, unit).most_rows() <= most);
+        }
     }
 }

@@ -30,6 +30,10 @@ pub(super) fn passes(cpu: &Cpu, problem: &Problem, path: Path) -> Passes {
 /// How a layer computes `problem` on `path`.
 pub(crate) fn plan(cpu: &Cpu, problem: Problem, path: Path) -> Plan {
     let path = self::path(path, problem.rows);
+    let problem = match path {
+        Path::Unfused => problem.with_numerics(problem.numerics.unfused()),
+        _ => problem,
+    };
     let passes = passes(cpu, &problem, path);
     let (pass, order) = (passes.most_rows(), Order::from(problem.numerics));
     let way =

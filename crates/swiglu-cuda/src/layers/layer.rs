@@ -3,9 +3,10 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use swiglu_core::{
-    Activation, Element, MatrixMut, MatrixRef, Numerics, Op, Path, Problem, SavePolicy,
+    Activation, Element, MatrixMut, MatrixRef, Numerics, Op, Orientation, Path, Problem, SavePolicy,
 };
 
 use super::host::through_device;
@@ -41,6 +42,8 @@ pub struct Layer<K, T> {
     pub(super) fused: Arc<Choices>,
     /// What is kept for a backward pass, of a layer that was made for training.
     policy: Option<SavePolicy>,
+    /// Which of all layers of this process it is.
+    pub(super) id: u64,
     /// How few tokens are launched by the decode kernel that was chosen for them.
     pub(super) decodes: ByTokens<Option<Decode>>,
     kind: PhantomData<fn() -> K>,
@@ -65,6 +68,7 @@ impl<K, T: Element> Layer<K, T> {
         asked: Asked,
         operands: impl FnOnce(&Stream) -> Result<Operands<T>>,
     ) -> Result<Self> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
         let mut problem = problem.with_m(0);
         expect_gate(&problem.activation, problem.dtype)?;
         // A block's down projection needs cuBLASLt, however h is computed; without it a gated linear layer has one path
@@ -106,6 +110,7 @@ impl<K, T: Element> Layer<K, T> {
             stepwise: planner.choices(&of_h, path, lent),
             fused: planner.choices(&of_h, Some(Path::Fused), lent),
             policy: None,
+            id: MADE.fetch_add(1, Ordering::Relaxed),
             decodes: ByTokens::new(),
             kind: PhantomData,
         })
@@ -123,6 +128,27 @@ impl<K, T: Element> Layer<K, T> {
     /// What is kept between the passes, of a layer that was made for training.
     pub fn policy(&self) -> Option<SavePolicy> {
         self.policy
+    }
+
+    /// Refuses parameters of `given`, with a down weight that lies so, for a layer that is to take the place of this one: only
+    /// values may differ.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`], also for quantised weights.
+    pub fn expect_update(&self, given: &Problem, down: Orientation) -> Result<()> {
+        let rounded = match self.asked {
+            Asked::Path(Some(Path::Unfused)) => unfused_rounding(*given),
+            _ => *given,
+        };
+        self.problem.expect_update(&rounded)?;
+        let lies = self.down_lies()?;
+        if self.problem.op == Op::Mlp && lies != down {
+            return Err(CudaError::Unsupported {
+                what: format!("an update by a down weight that lies {down}"),
+                why: format!("the layer's lies {lies}; make another layer"),
+            });
+        }
+        Ok(())
     }
 
     /// This layer over a copy of its weights, packed as those that are given on the host. It is made once, through the host,

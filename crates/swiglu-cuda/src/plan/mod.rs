@@ -23,7 +23,7 @@ pub(crate) use planner::Planner;
 pub use target::{Target, Ways};
 pub(crate) use training::{Among, differentiated, saving, up_again};
 
-use swiglu_core::{Op, Pass, Path, Plan, Problem, Rounding};
+use swiglu_core::{Op, Pass, Path, Plan, Problem};
 
 use crate::device::cuda::Cuda;
 use crate::device::error::CudaError;
@@ -213,11 +213,7 @@ fn decoded_because(planner: &Planner, problem: &Problem) -> Option<decode_mlp::O
 
 /// What the unfused path that is asked for can round: gate and up lie in memory as T between its two steps.
 pub(crate) fn unfused_rounding(problem: Problem) -> Problem {
-    let mut problem = problem;
-    if problem.numerics.rounding == Rounding::Fused {
-        problem.numerics.rounding = Rounding::PreRound;
-    }
-    problem
+    problem.with_numerics(problem.numerics.unfused())
 }
 
 /// Refuses what no layer of a CUDA device computes.

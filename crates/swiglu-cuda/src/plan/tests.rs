@@ -5,7 +5,7 @@ use crate::Mlp;
 use crate::common;
 use crate::kernels::down::Down;
 use swiglu_core::conformance::{Case, QuantizedParameters};
-use swiglu_core::{Activation, BlockType, DType, Numerics, QuantizedTypes, bf16};
+use swiglu_core::{Activation, BlockType, DType, Numerics, QuantizedTypes, Rounding, bf16};
 
 fn problem(dtype: DType, rounding: Rounding, bias: bool) -> Problem {
     Problem::new(Op::GatedLinear, 40, 72, 88, dtype, Activation::SWIGLU)

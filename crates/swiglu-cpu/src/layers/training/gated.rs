@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use swiglu_core::{
-    Element, Error, GatedLinearParams, GradientShapes, Gradients, GradientsMut, MatrixMut,
-    MatrixRef, Orientation, Path, Problem, Result, RowSteps, SavePolicy, StridedRef, Wanted,
+    Element, GatedLinearParams, GradientShapes, Gradients, GradientsMut, MatrixMut, MatrixRef,
+    Orientation, Path, Problem, Result, RowSteps, SavePolicy, StridedRef, Wanted,
 };
 
 use super::super::gated::{GatedKernel, GatedLinear, matrix_bytes, matrix_in};
@@ -57,9 +57,29 @@ impl<T: Element> GatedLinear<T> {
     /// [`Error::Unsupported`] for a layer of another problem, or one that was not made by [`Self::for_training`];
     /// [`Error::OutOfMemory`], after which the layer has no weights any more: calls are refused.
     pub fn update(&mut self, params: &GatedLinearParams<'_, T>) -> Result<()> {
+        self.expect_update(params)?;
+        self.update_values(params)
+    }
+
+    /// Refuses parameters of which more than the values differ from the layer's.
+    ///
+    /// # Errors
+    /// As [`Self::update`].
+    pub fn expect_update(&self, params: &GatedLinearParams<'_, T>) -> Result<()> {
         params.validate()?;
-        self.expect_weights()?;
-        self.expect_same(&params.problem(0))?;
+        self.trained()?;
+        self.problem.expect_update(&self.as_rounded(params.problem(0)))
+    }
+
+    /// A problem with the numerics that this layer would have made of it.
+    pub(super) fn as_rounded(&self, problem: Problem) -> Problem {
+        match self.path() {
+            Path::Unfused => problem.with_numerics(problem.numerics.unfused()),
+            _ => problem,
+        }
+    }
+
+    pub(super) fn update_values(&mut self, params: &GatedLinearParams<'_, T>) -> Result<()> {
         let mut training = self.training.take().ok_or_else(not_for_training)?;
         self.lost = true;
         let (policy, memory) = (training.policy, training.take_memory());
@@ -72,17 +92,6 @@ impl<T: Element> GatedLinear<T> {
         let layer = Self::packed_in(&cpu, forward, params, path, RowSteps::NONE)?;
         *self = Self { training: Some(training), ..layer };
         Ok(())
-    }
-
-    fn expect_same(&self, given: &Problem) -> Result<()> {
-        let given = given.with_numerics(self.problem.numerics).with_op(self.problem.op);
-        match given.with_bias(false) == self.problem.with_bias(false).with_m(0) {
-            true => Ok(()),
-            false => Err(Error::Unsupported {
-                what: format!("an update of {} by {given}", self.problem),
-                why: "only the values of weights and biases may change; make another layer".into(),
-            }),
-        }
     }
 
     pub(super) fn trained(&self) -> Result<&Training<T>> {
@@ -123,9 +132,9 @@ impl<T: Element> GatedLinear<T> {
         options: &CallOptions,
     ) -> Result<Saved<'x, T>> {
         self.check(x, &out)?;
-        let policy = self.trained()?.policy;
+        let training = self.trained()?;
         let cpu = self.cpu.for_call(options)?;
-        let mut saved = Saved::new(&self.cpu, self.problem, policy, x)?;
+        let mut saved = Saved::new(&self.cpu, self.problem, training.kept_by(), x)?;
         let kept = saved.rows();
         let bytes = self.takes_bytes(&cpu, Tokens::Exactly(x.rows()));
         cpu.workspaces().with(bytes, |work| self.forward_in(&cpu, work, x, out, kept))?;
@@ -161,7 +170,7 @@ impl<T: Element> GatedLinear<T> {
         options: &CallOptions,
     ) -> Result<()> {
         let (dh, shapes) = (dh.into(), self.gradient_shapes()?);
-        saved.expect_of(&self.problem)?;
+        saved.expect_of(self.trained()?.of)?;
         let m = saved.tokens();
         expect_shape("dh", dh, [m, self.intermediate()])?;
         into.validate(m, &shapes)?;

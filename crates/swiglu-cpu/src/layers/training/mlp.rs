@@ -57,18 +57,8 @@ impl<T: Element> Mlp<T> {
     /// # Errors
     /// As [`crate::GatedLinear::update`].
     pub fn update(&mut self, params: &MlpParams<'_, T>) -> Result<()> {
-        params.validate()?;
-        self.gated.expect_weights()?;
-        params.rows.steps.expect_none("in backward passes", "make another layer")?;
-        let MlpTraining { down_orientation, .. } =
-            self.training.as_ref().ok_or_else(not_for_training)?;
-        if *down_orientation != params.down_orientation {
-            return Err(Error::Unsupported {
-                what: format!("an update by a down weight that lies {}", params.down_orientation),
-                why: format!("the layer's lies {down_orientation}; make another layer"),
-            });
-        }
-        self.gated.update(&params.gated)?;
+        self.expect_update(params)?;
+        self.gated.update_values(&params.gated)?;
         let mut training = self.training.take().ok_or_else(not_for_training)?;
         self.gated.lost = true;
         let cpu = &self.gated.cpu;
@@ -84,6 +74,22 @@ impl<T: Element> Mlp<T> {
         self.training = Some(training);
         self.gated.lost = false;
         Ok(())
+    }
+
+    /// Refuses parameters of which more than the values differ from the block's.
+    ///
+    /// # Errors
+    /// As [`Self::update`].
+    pub fn expect_update(&self, params: &MlpParams<'_, T>) -> Result<()> {
+        params.validate()?;
+        let lies = self.trained()?.down_orientation;
+        if lies != params.down_orientation {
+            return Err(Error::Unsupported {
+                what: format!("an update by a down weight that lies {}", params.down_orientation),
+                why: format!("the layer's lies {lies}; make another layer"),
+            });
+        }
+        self.problem.expect_update(&self.gated.as_rounded(params.problem(0)))
     }
 
     fn trained(&self) -> Result<&MlpTraining<T>> {
@@ -125,8 +131,8 @@ impl<T: Element> Mlp<T> {
         options: &CallOptions,
     ) -> Result<Saved<'x, T>> {
         self.check(x, out.shape())?;
-        let policy = self.gated.trained()?.policy;
-        let mut saved = Saved::new(&self.gated.cpu, self.problem, policy, x)?;
+        let kept_by = self.gated.trained()?.kept_by();
+        let mut saved = Saved::new(&self.gated.cpu, self.problem, kept_by, x)?;
         let kept = saved.rows();
         self.forward_to(x, &Stored(out_rows(&mut out)), options, kept)?;
         Ok(saved)
@@ -161,7 +167,7 @@ impl<T: Element> Mlp<T> {
     ) -> Result<()> {
         let (dy, m) = (dy.into(), saved.tokens());
         let shapes = self.gradient_shapes()?;
-        saved.expect_of(&self.problem)?;
+        saved.expect_of(self.gated.trained()?.of)?;
         expect_shape("dy", dy, [m, self.problem.hidden])?;
         into.validate(m, &shapes)?;
         if m == 0 {

@@ -10,6 +10,8 @@ mod gated;
 mod mlp;
 mod saved;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use swiglu_core::{
     Accumulate, Arrangement, Element, Error, GateUpWeights, GatedLinearParams, GradientMut,
     GradientsMut, Half, MatrixMut, MatrixRef, MlpParams, Orientation, Result, SavePolicy,
@@ -26,6 +28,8 @@ pub use saved::Saved;
 #[derive(Debug)]
 pub(super) struct Training<T> {
     pub(super) policy: SavePolicy,
+    /// Which weights these are, of all that there were in this process: what is kept with some is of no use with others.
+    of: u64,
     /// From ∂L/∂gate and ∂L/∂up, 2H inputs, to ∂L/∂x.
     dx: Linear<T>,
     /// Up alone, where it is computed again without gate.
@@ -43,7 +47,7 @@ pub(super) struct MlpTraining<T> {
 /// Refuses a backward pass of a layer that was not made for one.
 pub(super) fn trained<L>(training: Option<&L>) -> Result<&L> {
     training.ok_or_else(|| Error::Unsupported {
-        what: "a backward pass of a layer that was packed for forward passes".into(),
+        what: "training of a layer that was packed for forward passes".into(),
         why: "it lacks the weights in the order that gradients take; make it by for_training"
             .into(),
     })
@@ -97,7 +101,13 @@ impl<T: Element> Training<T> {
             }
             _ => None,
         };
-        Ok(Self { policy, dx, up })
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        Ok(Self { policy, of: MADE.fetch_add(1, Ordering::Relaxed), dx, up })
+    }
+
+    /// What is kept, and whose it is.
+    pub(super) fn kept_by(&self) -> (SavePolicy, u64) {
+        (self.policy, self.of)
     }
 
     /// The memory of the weights, which are gone then.

@@ -13,6 +13,8 @@ pub struct Saved<'x, T> {
     x: Input<'x, T>,
     kept: Block,
     pub(super) policy: SavePolicy,
+    /// [`Training::of`](super::Training) of the layer.
+    of: u64,
     problem: Problem,
 }
 
@@ -51,14 +53,14 @@ impl<'x, T: Element> Saved<'x, T> {
     pub(super) fn new(
         cpu: &Cpu,
         problem: Problem,
-        policy: SavePolicy,
+        (policy, of): (SavePolicy, u64),
         x: MatrixRef<'x, T>,
     ) -> Result<Self> {
         let bytes = policy.kept_bytes(x.rows(), problem.intermediate, T::DTYPE);
         let memory = if bytes > 0 { cpu.kept().take(bytes)? } else { Buffer::empty() };
         let kept = Block { cpu: cpu.clone(), memory };
         let problem = problem.with_m(x.rows());
-        Ok(Self { x: Input::Borrowed(x), kept, policy, problem })
+        Ok(Self { x: Input::Borrowed(x), kept, policy, of, problem })
     }
 
     /// What is kept of gate and up, as rows of the memory.
@@ -105,18 +107,19 @@ impl<'x, T: Element> Saved<'x, T> {
             Input::Borrowed(x) => x.to_dtype()?,
             Input::Owned(x) => x,
         };
-        let (kept, policy, problem) = (self.kept, self.policy, self.problem);
-        Ok(Saved { x: Input::Owned(x), kept, policy, problem })
+        let (kept, policy, of, problem) = (self.kept, self.policy, self.of, self.problem);
+        Ok(Saved { x: Input::Owned(x), kept, policy, of, problem })
     }
 }
 
 impl<T: Element> Saved<'_, T> {
-    pub(super) fn expect_of(&self, problem: &Problem) -> Result<()> {
-        match self.problem == problem.with_m(self.problem.m) {
+    /// Refuses what another layer kept, or the same one before its weights changed. `of`: [`Training::of`](super::Training).
+    pub(super) fn expect_of(&self, of: u64) -> Result<()> {
+        match self.of == of {
             true => Ok(()),
             false => Err(Error::Unsupported {
-                what: format!("a backward pass of {problem} with what {} kept", self.problem),
-                why: "the layer that ran forward runs backward".into(),
+                what: format!("a backward pass with what another layer of {} kept", self.problem),
+                why: "the layer that ran forward runs backward, with the weights that it had; an update makes it another".into(),
             }),
         }
     }

@@ -111,7 +111,7 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     /// How the weight of the down projection was given, or gate and up where there is none.
-    pub(super) fn down_lies(&self) -> Result<Orientation> {
+    pub(in crate::layers) fn down_lies(&self) -> Result<Orientation> {
         let down = self.operands.dense()?.down.as_ref();
         Ok(down.map_or(self.problem.layout.orientation, DownBuffer::given))
     }

@@ -2,7 +2,7 @@
 
 use swiglu_core::{
     Accumulate, Element, GradientMut, GradientShapes, GradientsMut, Matrix, MatrixMut, MatrixRef,
-    Problem, SavePolicy, StridedRef,
+    SavePolicy, StridedRef,
 };
 
 use super::kept::DeviceKeptMut;
@@ -16,8 +16,8 @@ use crate::layers::weights::padded;
 /// What a forward pass leaves on the device for [`Layer::backward_host`]: x, and gate and up as the policy says.
 #[derive(Debug)]
 pub struct HostSaved<T> {
-    /// What the layer computes that kept it.
-    problem: Problem,
+    /// The layer that kept it.
+    of: u64,
     x: DeviceMatrix<T>,
     kept: Option<Kept<T>>,
 }
@@ -90,7 +90,7 @@ impl<K, T: Element> Layer<K, T> {
             }
         };
         y.view().download(&stream, out)?;
-        Ok(HostSaved { problem: self.problem, x, kept })
+        Ok(HostSaved { of: self.id, x, kept })
     }
 
     /// The shapes of the layer's gradients.
@@ -111,14 +111,11 @@ impl<K, T: Element> Layer<K, T> {
         dy: StridedRef<'_, T>,
         mut into: GradientsMut<'_, T>,
     ) -> Result<()> {
-        let HostSaved { problem, x, kept } = saved;
-        if problem != self.problem {
+        let HostSaved { of, x, kept } = saved;
+        if of != self.id {
             return Err(CudaError::Unsupported {
-                what: format!(
-                    "what a layer of {problem} kept, in a backward pass of {}",
-                    self.problem
-                ),
-                why: "both passes are of one layer".into(),
+                what: format!("a backward pass of {} with what another layer kept", self.problem),
+                why: "the layer that ran forward runs backward, with the weights that it had; an update makes it another".into(),
             });
         }
         let (m, stream) = (x.rows(), self.cuda.stream());
