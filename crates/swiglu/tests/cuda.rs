@@ -402,11 +402,18 @@ fn a_block_trains() {
     let plain = Mlp::from_params(&device, &params).unwrap();
     let error = plain.forward_train(&x).unwrap_err();
     assert!(error.to_string().contains("for_training"), "{error}");
-    // Of the same shapes.
+    // Of the same shapes, and of the same problem, as an update makes one.
+    let made = |params| Mlp::for_training(&device, params, SavePolicy::Save).unwrap();
     let others = params.with_gated(gated.with_activation(Activation::SWIGLU));
-    let [layer, other] = [&params, &others]
-        .map(|params| Mlp::for_training(&device, params, SavePolicy::Save).unwrap());
-    let (_, saved) = other.forward_train(&x).unwrap();
-    let error = layer.backward(saved, dy, Wanted::ALL).unwrap_err();
-    assert!(error.to_string().contains("both passes are of one layer"), "{error}");
+    let mut layer = made(&params);
+    let before = layer.forward_train(&x).unwrap().1;
+    layer.update(&params).unwrap();
+    let error = layer.update(&others).unwrap_err();
+    assert!(error.to_string().contains("by swiglu of a layer of geglu"), "{error}");
+    for saved in [before, made(&others).forward_train(&x).unwrap().1] {
+        let error = layer.backward(saved, dy, Wanted::ALL).unwrap_err();
+        assert!(error.to_string().contains("another layer kept"), "{error}");
+    }
+    let (_, saved) = layer.forward_train(&x).unwrap();
+    assert!(layer.backward(saved, dy, Wanted::INPUT).unwrap().dx == all[0].dx);
 }

@@ -54,8 +54,8 @@ impl<T: Element> GatedLinear<T> {
     /// Packs other values of the weights and biases, of the same shapes and layout, in the memory of those before.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a layer of another problem, or one that was not made by [`Self::for_training`];
-    /// [`Error::OutOfMemory`], after which the layer has no weights any more: calls are refused.
+    /// [`swiglu_core::Error::Unsupported`] for a layer of another problem, or one that was not made by [`Self::for_training`];
+    /// [`swiglu_core::Error::OutOfMemory`], after which the layer has no weights any more: calls are refused.
     pub fn update(&mut self, params: &GatedLinearParams<'_, T>) -> Result<()> {
         self.expect_update(params)?;
         self.update_values(params)
@@ -107,7 +107,7 @@ impl<T: Element> GatedLinear<T> {
     /// The shapes of the gradients of weights.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
+    /// [`swiglu_core::Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
     pub fn gradient_shapes(&self) -> Result<GradientShapes> {
         self.trained()?;
         Ok(GradientShapes::new(&self.problem, Orientation::OutIn))
@@ -124,7 +124,7 @@ impl<T: Element> GatedLinear<T> {
     /// Writes h `[M, H]` for x `[M, K]`, with the bits of [`Self::forward`], and keeps what [`Self::backward`] needs.
     ///
     /// # Errors
-    /// As [`Self::forward_opts`]; [`Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
+    /// As [`Self::forward_opts`]; [`swiglu_core::Error::Unsupported`] for a layer that was not made by [`Self::for_training`].
     pub fn forward_train<'x>(
         &self,
         x: MatrixRef<'x, T>,
@@ -160,8 +160,8 @@ impl<T: Element> GatedLinear<T> {
     /// Writes the gradients that have a place, or adds them to what is there, from dh `[M, H]`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if a shape disagrees; [`Error::Unsupported`] for a layer that was not made by
-    /// [`Self::for_training`], or what another one kept; [`Error::OutOfMemory`].
+    /// [`swiglu_core::Error::Shape`] if a shape disagrees; [`swiglu_core::Error::Unsupported`] for a layer that was not made by
+    /// [`Self::for_training`], or what another one kept; [`swiglu_core::Error::OutOfMemory`].
     pub fn backward_into<'d>(
         &self,
         saved: Saved<'_, T>,

@@ -118,7 +118,7 @@ impl<T: Element> Saved<'_, T> {
         match self.of == of {
             true => Ok(()),
             false => Err(Error::Unsupported {
-                what: format!("a backward pass with what another layer of {} kept", self.problem),
+                what: "a backward pass with what another layer kept".into(),
                 why: "the layer that ran forward runs backward, with the weights that it had; an update makes it another".into(),
             }),
         }

@@ -114,7 +114,7 @@ impl<K, T: Element> Layer<K, T> {
         let HostSaved { of, x, kept } = saved;
         if of != self.id {
             return Err(CudaError::Unsupported {
-                what: format!("a backward pass of {} with what another layer kept", self.problem),
+                what: "a backward pass with what another layer kept".into(),
                 why: "the layer that ran forward runs backward, with the weights that it had; an update makes it another".into(),
             });
         }
