@@ -365,10 +365,11 @@ fn the_tma_waits_for_a_measurement_of_f32() {
     let parameters = Parameters::<bf16>::new(&case(DType::Bf16)).unwrap();
     let planned = cuda.plan(parameters.mlp().problem(2), None).unwrap();
     assert_eq!(planned.kernel, "sm90_decode_mlp", "{}", planned.reason);
+    // Whole blocks.
+    let problem = parameters.mlp().problem(2).with_hidden(64);
     for &kind in quantized_types() {
         let quantized = Some(QuantizedTypes::of(Op::Mlp, kind));
-        let planned =
-            cuda.plan(parameters.mlp().problem(2).with_quantized(quantized), None).unwrap();
+        let planned = cuda.plan(problem.with_quantized(quantized), None).unwrap();
         assert_eq!(planned.kernel, "sm90_held_mlp", "{kind}: {}", planned.reason);
     }
 
