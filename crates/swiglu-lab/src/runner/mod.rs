@@ -47,6 +47,8 @@ pub struct RunOptions {
     pub time_limit: Option<Duration>,
     /// Pause between turns of different peers on the CPU.
     pub settle: Duration,
+    /// Measure a case once more where a clock changed meanwhile; not so, it keeps the mark at once.
+    pub repeat_drifted: bool,
     /// Where this happens, if an executor started it.
     pub executor: Option<Executed>,
     /// Asks the run to end after the case in progress; what is measured does not depend on it.
@@ -74,6 +76,7 @@ impl RunOptions {
             until_decided: None,
             time_limit: None,
             settle: SETTLE,
+            repeat_drifted: !quick,
             executor: None,
             stop: Arc::default(),
         }

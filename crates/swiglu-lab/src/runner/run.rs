@@ -134,7 +134,7 @@ impl<'a> Run<'a> {
         let mut outcome = run.run();
         // Once: where a clock changes again, the case keeps the mark.
         let drifted = facts(&outcome, false).drift().is_some();
-        let repeated = drifted && !self.options.protocol.quick;
+        let repeated = drifted && self.options.repeat_drifted;
         if repeated && !cut_short(&outcome) {
             outcome = run.run();
         }
