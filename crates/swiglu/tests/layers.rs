@@ -257,6 +257,16 @@ fn empty_batches_and_strided_rows_work() {
     let layer = small(|p| GatedLinear::from_params(&device, &p.gated));
     assert_eq!(layer.forward(&input::<f32>(0, 24)).unwrap().shape(), [0, 24]);
 
+    // Of no features any number of rows is nothing, and a plan of any ends.
+    let none = MatrixRef::<f32>::new(&[], 0, 0).unwrap();
+    let weights = GateUpWeights::separate(none, none, Orientation::OutIn).unwrap();
+    let gated = GatedLinearParams::new(weights, Activation::SWIGLU);
+    let params = MlpParams::new(gated, none, Orientation::OutIn);
+    let rows = MatrixRef::<f32>::new(&[], usize::MAX, 0).unwrap();
+    let empty = Mlp::from_params(&device, &params).unwrap();
+    assert_eq!(empty.forward(rows).unwrap().shape(), [usize::MAX, 0]);
+    assert_eq!(layer.plan(usize::MAX).problem.m, usize::MAX);
+
     let x = input::<f32>(3, 24);
     let mut wide = vec![f32::NAN; 3 * 40];
     for r in 0..3 {

@@ -11,7 +11,7 @@ use super::super::gated::{GatedKernel, GatedLinear, matrix_bytes, matrix_in};
 use super::super::pass::{linear_map, linear_map_bytes};
 use super::factor::Factor;
 use super::saved::{Saved, halves};
-use super::{Training, clear, expect_shape, not_for_training, trained, wants_inner};
+use super::{Training, clear, expect_shape, trained, wants_inner};
 use crate::buffer::Buffer;
 use crate::columns::sum_columns;
 use crate::compiled;
@@ -80,7 +80,7 @@ impl<T: Element> GatedLinear<T> {
     }
 
     pub(super) fn update_values(&mut self, params: &GatedLinearParams<'_, T>) -> Result<()> {
-        let mut training = self.training.take().ok_or_else(not_for_training)?;
+        let mut training = trained(self.training.take())?;
         self.lost = true;
         let (policy, memory) = (training.policy, training.take_memory());
         let training = Training::new(&self.cpu, memory, params, policy)?;

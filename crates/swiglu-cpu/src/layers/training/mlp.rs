@@ -12,7 +12,7 @@ use super::super::pass::{linear_map, out_rows};
 use super::factor::Factor;
 use super::gated::Task;
 use super::saved::{Saved, halves};
-use super::{MlpTraining, Training, clear, expect_shape, not_for_training, trained, wants_inner};
+use super::{MlpTraining, Training, clear, expect_shape, trained, wants_inner};
 use crate::buffer::Buffer;
 use crate::columns::sum_columns;
 use crate::cpu::{CallOptions, Cpu};
@@ -59,7 +59,7 @@ impl<T: Element> Mlp<T> {
     pub fn update(&mut self, params: &MlpParams<'_, T>) -> Result<()> {
         self.expect_update(params)?;
         self.gated.update_values(&params.gated)?;
-        let mut training = self.training.take().ok_or_else(not_for_training)?;
+        let mut training = trained(self.training.take())?;
         self.gated.lost = true;
         let cpu = &self.gated.cpu;
         let training = MlpTraining::new(cpu, training.dh.take_memory(), params)?;

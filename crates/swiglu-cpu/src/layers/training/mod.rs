@@ -44,8 +44,8 @@ pub(super) struct MlpTraining<T> {
     down_orientation: Orientation,
 }
 
-/// Refuses a backward pass of a layer that was not made for one.
-pub(super) fn trained<L>(training: Option<&L>) -> Result<&L> {
+/// Refuses to train a layer that was not made for it.
+pub(super) fn trained<L>(training: Option<L>) -> Result<L> {
     training.ok_or_else(|| Error::Unsupported {
         what: "training of a layer that was packed for forward passes".into(),
         why: "it lacks the weights in the order that gradients take; make it by for_training"
@@ -140,13 +140,6 @@ impl<T: Element> MlpTraining<T> {
         let outputs = (w.intermediate(), params.gated.numerics.into());
         let dh = Linear::of_parts(cpu, memory, outputs, &[part], None)?;
         Ok(Self { dh, down_orientation: params.down_orientation })
-    }
-}
-
-pub(super) fn not_for_training() -> Error {
-    Error::Unsupported {
-        what: "an update of a layer that was packed for forward passes".into(),
-        why: "make another layer of the changed weights, or this one by for_training".into(),
     }
 }
 
