@@ -84,7 +84,8 @@ INLINE void give_turn(int team) {
   }
 }
 
-// Multiplies one tile; stages are given back one step late, when their instructions have retired.
+// Multiplies one tile; stages are given back one step late, when their instructions have retired. The compiler unrolls it where
+// there is no ping-pong, as `multiply_stages` must not be: docs/kernels/sm90_gated_gemm.md, one loop for both.
 // `more`: whether the other team has a tile after this one.
 template <int WIDTH, class Ring>
 INLINE void multiply(Sums<WIDTH>& d, const Ring& ring, u32& step, int steps, int consumer, bool more) {
