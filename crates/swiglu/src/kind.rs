@@ -285,7 +285,7 @@ impl Layer<MlpKind> {
         scale: RowScale<'_>,
         out: impl Into<MatrixMut<'out, f32>>,
     ) -> Result<()> {
-        self.typed::<T>()?.forward_add(x.into(), scale, out.into(), &CallOptions::default())
+        self.typed::<T>("x")?.forward_add(x.into(), scale, out.into(), &CallOptions::default())
     }
 
     fn pack_params<T: Element>(

@@ -322,10 +322,11 @@ impl<K: Kind> Layer<K> {
         self.kernel.common().reserve(m, callers)
     }
 
-    pub(crate) fn typed<T: Element>(&self) -> Result<&dyn Kernel<T>> {
+    /// The kernel, where `what` has its element type.
+    pub(crate) fn typed<T: Element>(&self, what: &str) -> Result<&dyn Kernel<T>> {
         self.kernel.typed().ok_or_else(|| {
             let (expected, given) = (self.dtype(), T::DTYPE);
-            CoreError::DType { what: "x".into(), expected, given }.into()
+            CoreError::DType { what: what.into(), expected, given }.into()
         })
     }
 
@@ -335,7 +336,7 @@ impl<K: Kind> Layer<K> {
     /// [`swiglu_core::Error::DType`] if `T` is not [`Self::dtype`];
     /// [`swiglu_core::Error::Shape`] if x does not have K columns.
     pub fn forward<'x, T: Element>(&self, x: impl Into<MatrixRef<'x, T>>) -> Result<Matrix<T>> {
-        let (kernel, x) = (self.typed::<T>()?, x.into());
+        let (kernel, x) = (self.typed::<T>("x")?, x.into());
         x.expect_shape("x", [x.rows(), self.hidden()])?;
         let mut out = Matrix::zeros(x.rows(), self.out_features())?;
         kernel.forward(x, out.view_mut(), &CallOptions::default())?;
@@ -380,7 +381,7 @@ impl<K: Kind> Layer<K> {
         out: impl Into<MatrixMut<'out, T>>,
         options: &CallOptions,
     ) -> Result<()> {
-        self.typed::<T>()?.forward(x.into(), out.into(), options)
+        self.typed::<T>("x")?.forward(x.into(), out.into(), options)
     }
 
     /// Enqueues the layer on a CUDA stream, for x and `out` in the device's memory: returns before
@@ -397,7 +398,7 @@ impl<K: Kind> Layer<K> {
         x: cuda::DeviceMatrixRef<'_, T>,
         out: cuda::DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
-        self.typed::<T>()?.forward_on(stream, x, out, None)
+        self.typed::<T>("x")?.forward_on(stream, x, out, None)
     }
 
     /// As [`Self::forward_on`], in scratch memory of the caller, of at least [`Self::workspace_bytes`]: warmed up on one
@@ -413,7 +414,7 @@ impl<K: Kind> Layer<K> {
         out: cuda::DeviceMatrixMut<'_, T>,
         scratch: &mut cuda::DeviceScratch<'_>,
     ) -> Result<()> {
-        self.typed::<T>()?.forward_on(stream, x, out, Some(scratch))
+        self.typed::<T>("x")?.forward_on(stream, x, out, Some(scratch))
     }
 
     /// Captures a call with `x` on `stream` as a graph that owns both matrices and keeps the weights: it can be launched on
@@ -428,7 +429,7 @@ impl<K: Kind> Layer<K> {
         x: cuda::DeviceMatrix<T>,
         out: cuda::DeviceMatrix<T>,
     ) -> Result<cuda::CapturedCall<T>> {
-        self.typed::<T>()?.capture_on(stream, x, out)
+        self.typed::<T>("x")?.capture_on(stream, x, out)
     }
 
     /// Compiles what calls with `m` tokens need and gives the stream's workspace the size for

@@ -225,6 +225,8 @@ pub use weights::{HostWeights, QuantizedWeights, Weights};
 
 /// The 16-bit types of matrices, [`struct@bf16`] and [`struct@f16`], are those of this crate.
 pub use half;
+/// The pools that [`CpuOptions::with_pool`] takes helpers from are those of this crate.
+pub use rayon;
 pub use swiglu_core::{
     ACTIVATION_NAMES, Accumulate, Activation, Arrangement, BlockType, DType, Element,
     Error as CoreError, ExpMode, GateFn, GateUpMut, GateUpRef, GateUpWeights, GatedLinearParams,

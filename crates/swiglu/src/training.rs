@@ -242,8 +242,8 @@ fn of_another_device(from: &str, on: &str) -> CoreError {
 }
 
 impl<K: Kind> Layer<K> {
-    fn trains<T: Element>(&self) -> Result<&dyn Trains<T>> {
-        let kernel = self.typed::<T>()?;
+    fn trains<T: Element>(&self, what: &str) -> Result<&dyn Trains<T>> {
+        let kernel = self.typed::<T>(what)?;
         kernel.training().ok_or_else(|| refused(K::OP, self.device().name()).into())
     }
 
@@ -252,7 +252,7 @@ impl<K: Kind> Layer<K> {
     /// # Errors
     /// [`CoreError::Unsupported`]; [`CoreError::DType`] if `T` is not [`Self::dtype`].
     pub fn save_policy<T: Element>(&self) -> Result<SavePolicy> {
-        self.trains::<T>()?.policy()
+        self.trains::<T>("T")?.policy()
     }
 
     /// The result for x `[M, K]`, and what [`Self::backward`] needs. On the CPU it has the bits of [`Self::forward`]; on a CUDA
@@ -281,7 +281,7 @@ impl<K: Kind> Layer<K> {
         x: impl Into<MatrixRef<'x, T>>,
         out: impl Into<MatrixMut<'out, T>>,
     ) -> Result<Saved<'x, T>> {
-        self.trains::<T>()?.forward_train(x.into(), out.into(), &CallOptions::default())
+        self.trains::<T>("x")?.forward_train(x.into(), out.into(), &CallOptions::default())
     }
 
     /// The gradients that are wanted, in matrices of their own, from that of the result, `[M, out_features]`, which may lie
@@ -295,7 +295,7 @@ impl<K: Kind> Layer<K> {
         dy: impl Into<StridedRef<'d, T>>,
         wanted: Wanted,
     ) -> Result<Gradients<T>> {
-        let trains = self.trains::<T>()?;
+        let trains = self.trains::<T>("dy")?;
         let (m, bias) = (saved.tokens(), self.problem.bias);
         let mut gradients = Gradients::zeros(m, &trains.shapes()?, wanted, bias)?;
         trains.backward_into(saved, dy.into(), gradients.as_mut(), &CallOptions::default())?;
@@ -314,12 +314,12 @@ impl<K: Kind> Layer<K> {
         into: GradientsMut<'_, T>,
         options: &CallOptions,
     ) -> Result<()> {
-        self.trains::<T>()?.backward_into(saved, dy.into(), into, options)
+        self.trains::<T>("dy")?.backward_into(saved, dy.into(), into, options)
     }
 
     #[cfg(feature = "cuda")]
-    fn trains_on<T: Element>(&self) -> Result<&dyn TrainsOn<T>> {
-        let kernel = self.typed::<T>()?;
+    fn trains_on<T: Element>(&self, what: &str) -> Result<&dyn TrainsOn<T>> {
+        let kernel = self.typed::<T>(what)?;
         kernel.training_on().ok_or_else(crate::layer::not_on_cuda)
     }
 
@@ -330,7 +330,7 @@ impl<K: Kind> Layer<K> {
     /// [`CoreError::DType`] if `T` is not [`Self::dtype`]; [`CoreError::Unsupported`] on the CPU.
     #[cfg(feature = "cuda")]
     pub fn training_bytes<T: Element>(&self, m: usize, policy: SavePolicy) -> Result<usize> {
-        Ok(self.trains_on::<T>()?.training_bytes(m, policy))
+        Ok(self.trains_on::<T>("T")?.training_bytes(m, policy))
     }
 
     /// Bytes of scratch memory that [`Self::backward_gate_up_on`] uses for `m` tokens in dense matrices that begin at
@@ -340,7 +340,7 @@ impl<K: Kind> Layer<K> {
     /// As [`Self::training_bytes`].
     #[cfg(feature = "cuda")]
     pub fn backward_bytes<T: Element>(&self, m: usize) -> Result<usize> {
-        Ok(self.trains_on::<T>()?.backward_bytes(m))
+        Ok(self.trains_on::<T>("T")?.backward_bytes(m))
     }
 
     /// Enqueues the layer on a stream and writes gate and up, each `[M, H]`, or the gate alone, beside the result: what
@@ -359,7 +359,7 @@ impl<K: Kind> Layer<K> {
         kept: impl Into<cuda::DeviceKeptMut<'k, T>>,
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
-        self.trains_on::<T>()?.forward_saving(stream, x, out, kept.into(), scratch)
+        self.trains_on::<T>("x")?.forward_saving(stream, x, out, kept.into(), scratch)
     }
 
     /// Enqueues gate and up of [`Self::forward_saving_on`] alone, to the same bits: what a backward pass begins with where
@@ -376,7 +376,7 @@ impl<K: Kind> Layer<K> {
         kept: impl Into<cuda::DeviceKeptMut<'k, T>>,
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
-        self.trains_on::<T>()?.pre_activations(stream, x, kept.into(), scratch)
+        self.trains_on::<T>("x")?.pre_activations(stream, x, kept.into(), scratch)
     }
 
     /// Enqueues the gradients that `into` has places for, from that of the result; gate and up are consumed, and what they
@@ -395,7 +395,7 @@ impl<K: Kind> Layer<K> {
         kept: impl Into<cuda::DeviceKeptMut<'k, T>>,
         into: cuda::DeviceGradientsMut<'_, T>,
     ) -> Result<()> {
-        self.trains_on::<T>()?.backward(stream, x, dy, kept.into(), into)
+        self.trains_on::<T>("dy")?.backward(stream, x, dy, kept.into(), into)
     }
 
     /// Enqueues the first half of a block's backward pass, for a caller that computes the products with the gradients of gate
@@ -415,7 +415,7 @@ impl<K: Kind> Layer<K> {
         h: Option<cuda::DeviceMatrixMut<'_, T>>,
         scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
-        self.trains_on::<T>()?.backward_gate_up(stream, dy, kept, grads, h, scratch)
+        self.trains_on::<T>("dy")?.backward_gate_up(stream, dy, kept, grads, h, scratch)
     }
 
     /// Packs other values of the weights in the memory of those before; where a clone still has these, in other memory.
@@ -424,7 +424,7 @@ impl<K: Kind> Layer<K> {
         params: Params<'_, '_, T>,
         anew: impl FnOnce(&Device, SavePolicy) -> Result<Self>,
     ) -> Result<()> {
-        let trains = self.trains::<T>()?;
+        let trains = self.trains::<T>("the weights")?;
         trains.expect_update(params)?;
         let policy = trains.policy()?;
         let updated = self.kernel.unique::<T>().and_then(|kernel| kernel.update(params));

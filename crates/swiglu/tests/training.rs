@@ -171,6 +171,24 @@ fn an_update_changes_values_and_nothing_else() {
 }
 
 #[test]
+fn another_element_type_is_refused_by_the_name_of_what_has_it() {
+    let weights = Weights::new(1);
+    let mut mlp = Mlp::for_training(&device(), &weights.params(), SavePolicy::Save).unwrap();
+    let [gate, up, down] = weights.0.each_ref().map(|m| m.view().to_dtype::<bf16>().unwrap());
+    let gate_up = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn).unwrap();
+    let gated = GatedLinearParams::new(gate_up, Activation::SWIGLU);
+    let params = MlpParams::new(gated, down.view(), Orientation::OutIn);
+    let said = [
+        mlp.update(&params).unwrap_err(),
+        mlp.save_policy::<bf16>().unwrap_err(),
+        mlp.forward_train(&Matrix::<bf16>::zeros(2, 24).unwrap()).unwrap_err(),
+    ];
+    for (error, what) in said.iter().zip(["the weights", "T", "x"]) {
+        assert!(error.to_string().starts_with(&format!("{what}: expected f32")), "{error}");
+    }
+}
+
+#[test]
 fn what_another_layer_kept_is_refused() {
     let (old, new) = (Weights::new(1), Weights::new(5));
     let x = swiglu_core::random::normal_matrix::<f32>(9, 3, 24, 1.0).unwrap();
