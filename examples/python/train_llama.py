@@ -1,10 +1,10 @@
 """Trains a small Llama from the same weights on the same text, as it is and patched, and plots both losses.
 
 Training lets differences in the last bit grow. How much is shown by a third run: as it is, with each weight of one norm moved
-to the next value.
+to the next value. What training leaves to chance is shown by further runs, as it is, from weights of other seeds.
 
     pip install swiglu torch transformers matplotlib
-    python examples/python/train_llama.py --steps 200 --plot losses.png
+    python examples/python/train_llama.py --steps 200 --seeds 5 --plot losses.png
 
 The text is this repository's documentation, byte by byte. On a GPU `--dtype bf16` trains in bfloat16.
 """
@@ -48,20 +48,32 @@ def train(model: LlamaForCausalLM, steps: list[torch.Tensor], device: str) -> tu
     return losses, time.perf_counter() - start
 
 
+def small_llama(seed: int, device: str, dtype: torch.dtype) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=128, intermediate_size=344, num_hidden_layers=3, num_attention_heads=4, vocab_size=256,
+        attn_implementation="eager",
+    )  # fmt: skip
+    return LlamaForCausalLM(config).to(device, dtype)
+
+
+def at_the_end(losses: list[float]) -> float:
+    """The mean loss of a tenth of the steps, the last."""
+    last = losses[-max(len(losses) // 10, 1) :]
+    return sum(last) / len(last)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200, help="of training")
+    parser.add_argument("--seeds", type=int, default=3, help="of eager's weights; the others begin with those of the first")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--plot", type=Path, default=Path("losses.png"))
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        hidden_size=128, intermediate_size=344, num_hidden_layers=3, num_attention_heads=4, vocab_size=256,
-        attn_implementation="eager",
-    )  # fmt: skip
-    eager = LlamaForCausalLM(config).to(device, torch.bfloat16 if arguments.dtype == "bf16" else torch.float32)
+    dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32
+    eager = small_llama(1, device, dtype)
     patched = copy.deepcopy(eager)
     moved = copy.deepcopy(eager)
     with torch.no_grad():
@@ -74,6 +86,11 @@ def main() -> None:
     for name, model in (("eager", eager), ("patched", patched), ("moved", moved)):
         losses[name], seconds = train(model, steps, device)
         print(f"{name:<8}loss {losses[name][0]:.4f} -> {losses[name][-1]:.4f} in {seconds:.1f} s")
+    ends = [at_the_end(losses["eager"])]
+    for seed in range(2, arguments.seeds + 1):
+        others, _ = train(small_llama(seed, device, dtype), steps, device)
+        ends.append(at_the_end(others))
+    print(f"at the end: patched {at_the_end(losses['patched']):.4f}, eager {min(ends):.4f} to {max(ends):.4f} by {len(ends)} seeds")
     apart = {n: [a - b for a, b in zip(losses[n], losses["eager"])] for n in ("patched", "moved")}
     for name, differences in apart.items():
         print(f"{name:<8}at most {max(map(abs, differences)):.1e} from eager")
