@@ -11,7 +11,7 @@ use crate::record::{Opened, Record};
 use crate::verdict::RecordVerdict;
 
 /// So many sizes become columns of a table; more become rows.
-const COLUMNS: usize = 4;
+const COLUMNS: usize = 6;
 
 /// Of more cases than this, in rows, the least are shown.
 const ROWS: usize = 100;
