@@ -4,6 +4,7 @@
 // A generic helper is not seen as a test.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::common::{self, device, has_gpu};
@@ -247,6 +248,51 @@ fn the_default_stream_of_a_thread_is_that_threads() {
         });
         same(other.join().unwrap().view(), expected.view(), "another thread");
     });
+}
+
+#[test]
+fn parts_that_two_threads_write_at_once_are_both_waited_for() {
+    let Some(cuda) = device() else { return };
+    let (m, layer) = (rows(1 << 14), layer::<f32>(&cuda, 60));
+    let streams: Vec<Stream> = (0..3).map(|_| cuda.new_stream().unwrap()).collect();
+    let x = DeviceMatrix::from_host(&streams[2], input::<f32>(m).view()).unwrap();
+    let mut out = DeviceMatrix::<f32>::new(&streams[2], 2 * m, H).unwrap();
+    layer.forward(&streams[2], x.view(), out.view_mut().rows_range(0..m).unwrap()).unwrap();
+    let expected = out.to_host().unwrap().as_slice()[..m * H].to_vec();
+    for round in 0..5 * rounds() {
+        out.buffer_mut().poison(0xFF).unwrap();
+        let (top, bottom) = out.view_mut().split_rows(m).unwrap();
+        let (begin, layer, x) = (Barrier::new(2), &layer, x.view());
+        std::thread::scope(|scope| {
+            for (part, stream) in [top, bottom].into_iter().zip(&streams) {
+                let begin = &begin;
+                scope.spawn(move || {
+                    begin.wait();
+                    layer.forward(stream, x, part).unwrap();
+                });
+            }
+        });
+        let both = out.to_host().unwrap();
+        for part in both.as_slice().chunks_exact(m * H) {
+            assert!(part == expected, "round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_graph_goes_into_no_graph_of_another_handle() {
+    let Some(cuda) = device() else { return };
+    let others = Cuda::with_options(&common::options().unwrap()).unwrap();
+    let (ours, theirs) = (cuda.new_stream().unwrap(), others.new_stream().unwrap());
+    let mut result = DeviceBuffer::<f32>::zeros(&ours, 8).unwrap();
+    let graph = ours.capture(|| result.poison(1)).unwrap();
+    // SAFETY: the graph keeps what it writes.
+    let launched = theirs.capture(|| unsafe { graph.launch(&theirs) }).unwrap_err();
+    assert!(matches!(launched, CudaError::Capture { .. }), "{launched}");
+    // SAFETY: as above.
+    unsafe { graph.launch(&theirs) }.unwrap();
+    theirs.synchronize().unwrap();
+    assert!(result.to_host().unwrap().iter().all(|v| *v == f32::from_bits(0x0101_0101)));
 }
 
 #[test]

@@ -177,13 +177,20 @@ impl Graph {
         }
         let held = stream.raw_stream().hold()?;
         let handle = held.handle();
+        // Of a stream of another handle of the device this one has no mark, and the kernels are this one's.
+        let is_elsewhere = !Arc::ptr_eq(stream.cuda().context(), self.cuda.context());
+        if is_elsewhere && stream.is_capturing()? {
+            return Err(CudaError::Capture {
+                what: "launching a graph of another handle of the device".into(),
+                hint: "its kernels end with that handle: capture it on a stream of that one",
+            });
+        }
         for (allocation, access) in &self.uses {
             allocation.order(stream.raw_stream(), *access)?;
         }
         // SAFETY: valid handles; the graph keeps the memory behind the nodes, or the caller vouches for it.
         unsafe { cu!(self.cuda.driver(), cuGraphLaunch(self.raw, handle)) }?;
-        // Of a stream of another handle of the device this one has no mark, and the kernels are this one's.
-        if !Arc::ptr_eq(stream.cuda().context(), self.cuda.context()) && !stream.is_capturing()? {
+        if is_elsewhere {
             let mark = RawEvent::new(self.cuda.context(), false)?;
             // SAFETY: both handles are valid and of the device's one primary context.
             unsafe { cu!(self.cuda.driver(), cuEventRecord(mark.raw, handle)) }?;

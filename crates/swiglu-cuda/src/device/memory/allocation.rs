@@ -36,9 +36,24 @@ pub(crate) struct Allocation {
 /// All but the writer have waited for what it wrote.
 #[derive(Default)]
 struct Uses {
-    /// The stream of the last write, unless that is known to be done.
-    writer: Option<Arc<RawStream>>,
+    /// The stream of the last write, unless that is known to be done; of memory in parts every one that has written.
+    writers: Vec<Arc<RawStream>>,
     readers: Vec<Arc<RawStream>>,
+    /// Whether several borrows may use parts of it at the same time: then no use comes behind all others.
+    in_parts: bool,
+}
+
+impl Uses {
+    fn is_written_on(&self, stream: &Arc<RawStream>) -> bool {
+        self.writers.iter().any(|writer| Arc::ptr_eq(writer, stream))
+    }
+}
+
+fn add(to: &mut Vec<Arc<RawStream>>, stream: &Arc<RawStream>) {
+    to.retain(|other| !other.is_over());
+    if !to.iter().any(|other| Arc::ptr_eq(other, stream)) {
+        to.push(stream.clone());
+    }
 }
 
 impl Allocation {
@@ -69,7 +84,7 @@ impl Allocation {
         if ptr != 0 {
             self.blocks.lock().unwrap_or_else(PoisonError::into_inner).push(ptr);
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.uses().writer = Some(self.home.clone());
+            add(&mut self.uses().writers, &self.home);
         }
         Ok(ptr)
     }
@@ -77,42 +92,53 @@ impl Allocation {
     /// Lets work that is enqueued on `stream` next wait for what other streams do with this memory, as far as it has to.
     /// While `stream` is captured by us, it is the graph that will.
     ///
-    /// Whoever calls this holds a borrow of the memory until the work is enqueued, so that no other use comes between.
+    /// Whoever calls this holds a borrow of the memory until the work is enqueued, so that no other use comes between, or of
+    /// [a part](Self::use_in_parts).
     pub(crate) fn order(self: &Arc<Self>, stream: &Arc<RawStream>, access: Access) -> Result<()> {
         if stream.log(self, access) {
             return Ok(());
         }
         let mut uses = self.uses();
         let is_here = |other: &Arc<RawStream>| Arc::ptr_eq(other, stream);
-        let written_here = uses.writer.as_ref().is_some_and(is_here);
+        let wait = |others: &[Arc<RawStream>]| {
+            others
+                .iter()
+                .filter(|other| !is_here(other))
+                .try_for_each(|other| stream.wait_for(other))
+        };
+        let (written_here, whole) = (uses.is_written_on(stream), !uses.in_parts);
         match access {
-            Access::Read if written_here || uses.readers.iter().any(is_here) => {}
-            Access::Write if written_here && uses.readers.is_empty() => {}
+            Access::Read if whole && (written_here || uses.readers.iter().any(is_here)) => {}
+            Access::Write if whole && written_here && uses.readers.is_empty() => {}
             Access::Read => {
-                if let Some(writer) = &uses.writer {
-                    stream.wait_for(writer)?;
-                }
-                uses.readers.retain(|reader| !reader.is_over());
-                uses.readers.push(stream.clone());
+                wait(&uses.writers)?;
+                add(&mut uses.readers, stream);
             }
             Access::Write => {
-                for other in uses.writer.iter().chain(&uses.readers).filter(|other| !is_here(other))
-                {
-                    stream.wait_for(other)?;
+                wait(&uses.writers)?;
+                wait(&uses.readers)?;
+                if whole {
+                    uses.writers.clear();
+                    uses.readers.clear();
                 }
-                uses.writer = Some(stream.clone());
-                uses.readers.clear();
+                add(&mut uses.writers, stream);
             }
         }
         Ok(())
     }
 
-    /// Notes that all work on `stream` is done: what it wrote need not be waited for.
+    /// Lets several borrows use parts of the memory from now on, each on a stream of its own: of two that come at the same time
+    /// neither sees the other's work.
+    pub(crate) fn use_in_parts(&self) {
+        self.uses().in_parts = true;
+    }
+
+    /// Notes that all work on `stream` is done: what it wrote need not be waited for. Of memory in parts others may have
+    /// enqueued more.
     pub(crate) fn settle(&self, stream: &Arc<RawStream>) {
         let mut uses = self.uses();
-        let written_here = uses.writer.as_ref().is_some_and(|writer| Arc::ptr_eq(writer, stream));
-        if written_here {
-            uses.writer = None;
+        if !uses.in_parts && uses.is_written_on(stream) {
+            uses.writers.clear();
         }
     }
 
@@ -127,7 +153,7 @@ impl Allocation {
 
     /// Whether `stream` was the last to write.
     pub(crate) fn is_written_on(&self, stream: &Arc<RawStream>) -> bool {
-        self.uses().writer.as_ref().is_some_and(|writer| Arc::ptr_eq(writer, stream))
+        self.uses().is_written_on(stream)
     }
 }
 
@@ -147,7 +173,7 @@ impl Drop for Allocation {
             return;
         }
         let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let users = uses.writer.into_iter().chain(uses.readers).collect();
+        let users = uses.writers.into_iter().chain(uses.readers).collect();
         let freed = Freed { blocks, home: self.home.clone(), users };
         if *self.kept.get_mut() { self.memory.retire(freed) } else { self.memory.free(freed) }
     }

@@ -93,12 +93,13 @@ impl<T: DeviceData> DeviceBuffer<T> {
     /// [`swiglu_core::Error::Shape`] unless the lengths agree; [`CudaError::Capture`].
     pub fn upload(&mut self, data: &[T]) -> Result<()> {
         self.expect_len(data.len())?;
+        // Others in the allocation are not: nobody is to wait for nothing.
+        if data.is_empty() {
+            return Ok(());
+        }
         self.allocation.order(self.stream.raw_stream(), Access::Write)?;
         copy::from_host(&self.stream, self.ptr, data)?;
-        // An empty copy has waited for nothing.
-        if !data.is_empty() {
-            self.allocation.settle(self.stream.raw_stream());
-        }
+        self.allocation.settle(self.stream.raw_stream());
         Ok(())
     }
 
@@ -177,5 +178,21 @@ impl<T> fmt::Debug for DeviceBuffer<T> {
             .field("len", &self.len)
             .field("stream", &self.stream)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common;
+
+    #[test]
+    fn nobody_waits_for_an_empty_upload() {
+        let Some(cuda) = common::device() else { return };
+        let stream = cuda.stream();
+        let allocation = Allocation::new(cuda.memory(), stream.raw_stream());
+        DeviceBuffer::together(&allocation, &stream, &[1.0f32]).unwrap();
+        DeviceBuffer::<f32>::together(&allocation, &stream, &[]).unwrap();
+        assert!(!allocation.is_written_on(stream.raw_stream()));
     }
 }

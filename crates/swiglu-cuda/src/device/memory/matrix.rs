@@ -173,8 +173,8 @@ impl<'a, T: DeviceData> DeviceMatrixRef<'a, T> {
         let copy = Rows {
             direction: Direction::ToHost,
             device: self.view.ptr,
-            device_pitch: self.view.row_stride * size_of::<T>(),
-            host_pitch: target.row_stride() * size_of::<T>(),
+            device_pitch: self.view.row_stride.saturating_mul(size_of::<T>()),
+            host_pitch: target.row_stride().saturating_mul(size_of::<T>()),
             host: target.as_mut_slice().as_mut_ptr().cast(),
             width: self.view.cols * size_of::<T>(),
             rows: self.view.rows,
@@ -316,6 +316,7 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
         let view = self.view;
         let end = if of_rows { view.rows } else { view.cols };
         let first = view.part::<T>(what, 0..at, of_rows)?;
+        view.memory.inspect(|memory| memory.use_in_parts());
         Ok((Self::over(first), Self::over(view.part::<T>(what, at..end, of_rows)?)))
     }
 
@@ -362,10 +363,10 @@ impl<'a, T: DeviceData> DeviceMatrixMut<'a, T> {
         Ok(Rows {
             direction: Direction::ToDevice,
             device: self.view.ptr,
-            device_pitch: self.view.row_stride * size_of::<T>(),
+            device_pitch: self.view.row_stride.saturating_mul(size_of::<T>()),
             // Only read: the direction says so.
             host: source.as_slice().as_ptr().cast_mut().cast(),
-            host_pitch: source.row_stride() * size_of::<T>(),
+            host_pitch: source.row_stride().saturating_mul(size_of::<T>()),
             width: self.view.cols * size_of::<T>(),
             rows: self.view.rows,
         })

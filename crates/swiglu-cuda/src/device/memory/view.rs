@@ -73,6 +73,9 @@ impl<'a> View<'a> {
     ) -> Result<()> {
         self.expect_shape(what, shape)?;
         self.expect_device(what, stream.cuda())?;
+        if self.rows == 0 || self.cols == 0 {
+            return Ok(());
+        }
         self.memory.map_or(Ok(()), |memory| memory.order(stream.raw_stream(), access))
     }
 
