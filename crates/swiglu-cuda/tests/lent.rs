@@ -6,8 +6,8 @@
 use crate::common::{device, partly};
 use half::{bf16, f16};
 use swiglu_core::{
-    Activation, Element, GateUpWeights, GatedLinearParams, Matrix, MatrixRef, MlpParams,
-    Orientation, Path, bounds, random,
+    Activation, Element, GateUpWeights, GatedLinearParams, Gradients, Matrix, MatrixRef, MlpParams,
+    Orientation, Path, SavePolicy, StridedRef, Wanted, bounds, random,
 };
 use swiglu_cuda::{
     Candidate, Cuda, DeviceBuffer, DeviceGatedLinearParams, DeviceMatrix, DeviceMatrixRef,
@@ -363,6 +363,63 @@ fn a_packed_copy_of_lent_weights_does_not_see_what_is_written_to_them() {
         both.buffer_mut().poison(0).unwrap();
         assert!(run(&mlp).iter().all(|&y| y == 0.0), "{orientation}");
         assert_eq!(run(&packed), before, "{orientation}");
+    }
+}
+
+#[test]
+fn a_packed_copy_of_a_packed_block_trains_as_the_block_does() {
+    let Some(cuda) = device() else { return };
+    let [gate, up] = [1, 2].map(|s| random::normal_matrix::<f32>(s, 16, 16, 0.3).unwrap());
+    let down = random::normal_matrix::<f32>(3, 16, 16, 0.3).unwrap();
+    let weights = GateUpWeights::separate(gate.view(), up.view(), Orientation::OutIn).unwrap();
+    let gated = GatedLinearParams::new(weights, Activation::SWIGLU);
+    for orientation in Orientation::ALL {
+        let block = Mlp::new(&cuda, &MlpParams::new(gated, down.view(), orientation)).unwrap();
+        let block = block.for_training(SavePolicy::SaveGate).unwrap();
+        let copy = block.packed(&cuda.stream()).unwrap();
+        assert_eq!(copy.policy(), block.policy());
+        // Which way a square gradient lies its shape does not say.
+        let x = random::normal_matrix::<f32>(4, 5, 16, 1.0).unwrap();
+        let dy = StridedRef::from(x.view());
+        let gradient = |block: &Mlp<f32>| {
+            let mut y = Matrix::zeros(5, 16).unwrap();
+            let saved = block.forward_saving_host(x.view(), y.view_mut()).unwrap();
+            let shapes = block.gradient_shapes().unwrap();
+            let mut all = Gradients::zeros(5, &shapes, Wanted::ALL, false).unwrap();
+            block.backward_host(saved, dy, all.as_mut()).unwrap();
+            all.down.unwrap()
+        };
+        assert_eq!(gradient(&copy), gradient(&block), "{orientation}");
+    }
+}
+
+#[test]
+fn lent_rows_that_overlap_are_read_where_a_kernel_can() {
+    let Some(cuda) = device() else { return };
+    let (stream, [h, k]) = (cuda.stream(), [32, 24]);
+    let values = random::normal_matrix::<f32>(1, 1, (h - 1) * (k - 1) + k, 0.3).unwrap();
+    let rows = MatrixRef::with_stride(values.as_slice(), h, k, k - 1).unwrap();
+    let there = DeviceBuffer::from_host(&stream, values.as_slice()).unwrap();
+    let there = DeviceMatrixRef::with_stride(&there, h, k, k - 1).unwrap();
+    let lent = DeviceGatedLinearParams::separate(there, there, Orientation::OutIn, Activation::GLU);
+    let weights = GateUpWeights::separate(rows, rows, Orientation::OutIn).unwrap();
+    let packed =
+        GatedLinear::new(&cuda, &GatedLinearParams::new(weights, Activation::GLU)).unwrap();
+    // SAFETY: the layer is dropped before the buffer.
+    let layer = unsafe { GatedLinear::from_device(&cuda, &lent.unwrap()) }.unwrap();
+    for m in [1, 5, 200] {
+        let x = random::normal_matrix::<f32>(2, m, k, 1.0).unwrap();
+        let x = DeviceMatrix::from_host(&stream, x.view()).unwrap();
+        let run = |layer: &GatedLinear<f32>| {
+            let mut out = DeviceMatrix::<f32>::zeros(&stream, m, h).unwrap();
+            layer.forward(&stream, x.view(), out.view_mut()).unwrap();
+            out.to_host().unwrap().as_slice().to_vec()
+        };
+        let near = run(&layer)
+            .iter()
+            .zip(run(&packed))
+            .all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs()));
+        assert!(near, "{m}");
     }
 }
 

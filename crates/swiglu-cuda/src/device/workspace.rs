@@ -265,7 +265,9 @@ impl Cuda {
         if let Some(capture) = raw.capture_id()? {
             return self.of_foreign_graph(stream, own, bytes, capture);
         }
-        if own.as_ref().is_none_or(|own| own.bytes < bytes || own.allocation.is_kept()) {
+        // A graph of other code has the bytes of what is kept, but not its word to wait at.
+        let is_taken = |own: &Scratch| bytes > 0 && own.allocation.is_kept();
+        if own.as_ref().is_none_or(|own| own.bytes < bytes || is_taken(own)) {
             let made = match self.scratch_pool().take(raw, bytes) {
                 Some(pooled) => pooled,
                 None => Scratch::new(memory, raw, bytes)?,

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use swiglu_core::{Element, Op, Plan};
 
 use super::layer::{Asked, Layer};
+use super::part;
 use super::weights::padded;
 use crate::device::error::{CudaError, Result};
 use crate::device::lt::Lt;
@@ -15,11 +16,6 @@ use crate::kernels::elementwise::{self, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::gated_gemm::Call;
 use crate::plan::{Algorithm, Choices, Planner, Steps, Why, choose, explain};
-
-/// Rounds up to the alignment of a part of a workspace.
-fn workspace_part(bytes: usize) -> usize {
-    bytes.next_multiple_of(256)
-}
 
 impl<K, T: Element> Layer<K, T> {
     /// The planner that chooses for this layer, whatever planners have followed it.
@@ -109,13 +105,14 @@ impl<K, T: Element> Layer<K, T> {
 
     pub(super) fn h_bytes(&self, m: usize) -> usize {
         match self.problem.op {
-            Op::Mlp => workspace_part(self.pass(m) * self.h_stride() * size_of::<T>()),
+            Op::Mlp => part([self.pass(m), self.h_stride(), size_of::<T>()]),
             _ => 0,
         }
     }
 
     pub(super) fn between_bytes(&self, m: usize, stored: Stored) -> usize {
-        workspace_part(m * 2 * padded::<T>(self.problem.intermediate) * stored.size(T::DTYPE))
+        let columns = padded::<T>(self.problem.intermediate);
+        part([m, 2, columns, stored.size(T::DTYPE)])
     }
 
     /// Bytes of scratch memory that a call with `m` tokens uses: the stream's, or that of [`Self::forward_with`].
@@ -150,14 +147,14 @@ impl<K, T: Element> Layer<K, T> {
         }
         let scratch = Lt::scratch_bytes(self.cuda.arch());
         let used = |step| match step {
-            Algorithm::Products(stored) => between(stored) + scratch,
+            Algorithm::Products(stored) => between(stored).saturating_add(scratch),
             Algorithm::Down(Down::CublasLt) => scratch,
             Algorithm::Gated(_)
             | Algorithm::Elementwise(_)
             | Algorithm::Down(_)
             | Algorithm::Decode(_) => 0,
         };
-        self.h_bytes(m) + steps.iter().map(used).max().unwrap_or(0)
+        self.h_bytes(m).saturating_add(steps.iter().map(used).max().unwrap_or(0))
     }
 
     /// Makes the first call with `m` tokens as cheap as every other: compiles or loads its kernels and

@@ -32,7 +32,7 @@ impl<T: Element> DownBuffer<T> {
         // The same exchange of rows and columns, or none, leads back.
         let [out_features, in_features] = orientation.shape(weight.rows(), weight.cols());
         let row_stride = padded::<T>(in_features);
-        let mut packed = vec![T::from_f32(0.0); out_features * row_stride];
+        let mut packed = Matrix::<T>::zeros(out_features, row_stride)?.into_vec();
         match orientation {
             Orientation::OutIn => {
                 for (i, row) in packed.chunks_exact_mut(row_stride.max(1)).enumerate() {
@@ -95,16 +95,34 @@ impl<T: Element> DownBuffer<T> {
         self.weights
     }
 
-    /// The weight, its bias and its orientation, on the host.
-    pub(super) fn to_host(
-        &self,
-        stream: &Stream,
-    ) -> Result<(Matrix<T>, Option<Vec<f32>>, Orientation)> {
+    /// The weight and its bias on the host.
+    pub(super) fn to_host(&self, stream: &Stream) -> Result<HostDown<T>> {
         let w = &self.weights;
         let shape = w.orientation.shape(w.out_features, w.in_features);
         // SAFETY: the weight lives as long as `self`.
         let weight = unsafe { download(stream, w.ptr, shape, w.row_stride) }?;
         let bias = host_bias::<T>(stream, w.bias.unwrap_or(0), w.out_features)?;
-        Ok((weight, bias, w.orientation))
+        Ok(HostDown { weight, bias, orientation: w.orientation, given: self.given })
+    }
+}
+
+/// The down projection on the host.
+pub(super) struct HostDown<T> {
+    weight: Matrix<T>,
+    bias: Option<Vec<f32>>,
+    orientation: Orientation,
+    /// Of the weight that it was made from.
+    given: Orientation,
+}
+
+impl<T: Element> HostDown<T> {
+    pub(super) fn packed(
+        &self,
+        allocation: &Arc<Allocation>,
+        stream: &Stream,
+    ) -> Result<DownBuffer<T>> {
+        let (weight, bias) = (self.weight.view(), self.bias.as_deref());
+        let packed = DownBuffer::new(allocation, stream, weight, self.orientation, bias)?;
+        Ok(DownBuffer { given: self.given, ..packed })
     }
 }

@@ -162,10 +162,11 @@ impl<K, T: Element> Layer<K, T> {
         self.cuda.expect_stream(stream)?;
         let (dense, problem, asked) = (self.operands.dense()?, self.problem, self.asked);
         let host = dense.to_host(stream)?;
-        Self::over(&self.cuda, problem, asked, |stream| {
+        let packed = Self::over(&self.cuda, problem, asked, |stream| {
             let packed = host.packed(stream, problem.activation, problem.numerics)?;
             Ok(Operands::Dense(Box::new(packed)))
-        })
+        })?;
+        Ok(Self { policy: self.policy, ..packed })
     }
 
     /// The device.

@@ -1,8 +1,8 @@
 //! What a layer multiplies with, as its steps take it.
 
-use swiglu_core::{Activation, Element, Matrix, Numerics, Op, Orientation, Problem};
+use swiglu_core::{Activation, Element, Numerics, Op, Orientation, Problem};
 
-use super::down::DownBuffer;
+use super::down::{DownBuffer, HostDown};
 use super::quantized::QuantizedWeights;
 use super::weights::{GateUpBuffer, HostWeights, padded};
 use crate::device::error::{CudaError, Result};
@@ -68,7 +68,7 @@ impl<T: Element> Dense<T> {
 /// Dense weights on the host.
 pub(super) struct HostDense<T> {
     gate_up: HostWeights<T>,
-    down: Option<(Matrix<T>, Option<Vec<f32>>, Orientation)>,
+    down: Option<HostDown<T>>,
 }
 
 impl<T: Element> HostDense<T> {
@@ -80,12 +80,11 @@ impl<T: Element> HostDense<T> {
     ) -> Result<Dense<T>> {
         let (params, orientation) =
             (self.gate_up.params(activation, numerics)?, self.gate_up.orientation);
-        let Some((down, bias, from)) = &self.down else {
+        let Some(down) = &self.down else {
             return Ok(Dense::new(GateUpBuffer::new(stream, &params, orientation)?, None));
         };
         let gate_up = GateUpBuffer::new(stream, &params, Orientation::OutIn)?;
-        let (memory, bias) = (gate_up.allocation(), bias.as_deref());
-        let down = DownBuffer::new(memory, stream, down.view(), *from, bias)?;
+        let down = down.packed(gate_up.allocation(), stream)?;
         Ok(Dense::new(gate_up, Some(down)))
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use swiglu_core::quant::{BlockType, QuantizedMlpParams, QuantizedRef, QuantizedType, SCALE_BLOCK};
-use swiglu_core::{DType, Element, Error as CoreError, Op, Problem, f16};
+use swiglu_core::{DType, Element, Error as CoreError, Matrix, Op, Problem, f16};
 
 use crate::device::error::{CudaError, Result};
 use crate::device::memory::{Allocation, DeviceBuffer};
@@ -90,7 +90,7 @@ impl Rows {
     ) -> Result<Self> {
         let stride = format.bytes_of(format.units(matrices[0].cols()));
         let rows: usize = matrices.iter().map(QuantizedRef::rows).sum();
-        let mut values = vec![0u8; rows * stride];
+        let mut values = Matrix::<u8>::zeros(rows, stride)?.into_vec();
         let all = matrices.iter().flat_map(|m| (0..m.rows()).map(move |r| (m, r)));
         let mut scales = Vec::new();
         for ((matrix, row), to) in all.zip(values.chunks_exact_mut(stride.max(1))) {

@@ -133,7 +133,7 @@ impl<T: Element> GateUpBuffer<T> {
         let half = padded::<T>(intermediate);
         let [rows, cols] = orientation.shape(2 * half, hidden);
         let row_stride = padded::<T>(cols);
-        let mut packed = vec![T::from_f32(0.0); rows * row_stride];
+        let mut packed = Matrix::<T>::zeros(rows, row_stride)?.into_vec();
         for (which, first) in [(Half::Gate, 0), (Half::Up, half)] {
             if (given, orientation) == (Orientation::OutIn, Orientation::OutIn) {
                 for h in 0..intermediate {

@@ -194,6 +194,11 @@ fn product(
     machine.launch + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
 }
 
+/// Of a matrix of any extents.
+fn bytes(extents: [usize; 2], dtype: DType) -> f64 {
+    extents.map(|extent| extent as f64).iter().product::<f64>() * dtype.size() as f64
+}
+
 /// Seconds that cuBLASLt takes longer for a down projection of few tokens, which it splits along k: fitted on an H200.
 const FEW_TOKENS: f64 = 2.5e-6;
 
@@ -201,7 +206,7 @@ const FEW_TOKENS: f64 = 2.5e-6;
 pub(crate) fn down(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
     let shape = [problem.m, problem.intermediate, problem.hidden];
     let split = if problem.m <= MOST_TOKENS { FEW_TOKENS } else { 0.0 };
-    let results = machine.stream((problem.m * problem.hidden * problem.dtype.size()) as f64);
+    let results = machine.stream(bytes([problem.m, problem.hidden], problem.dtype));
     split + product(shape, problem.dtype, results, machine, tf32)
 }
 
@@ -250,7 +255,7 @@ pub(crate) fn products(stored: Stored, problem: &Problem, machine: &Machine, tf3
 
 /// Seconds of the activation behind them, which reads both again and writes h.
 pub(crate) fn elementwise(stored: Stored, problem: &Problem, machine: &Machine) -> f64 {
-    let written = (problem.m * problem.intermediate * problem.dtype.size()) as f64;
+    let written = bytes([problem.m, problem.intermediate], problem.dtype);
     let moved = between(stored, problem, machine) + machine.stream(written);
     beside_fused(problem) * (machine.launch + moved)
 }

@@ -152,14 +152,25 @@ impl Functions {
     }
 }
 
+/// Whether the driver refuses an image, which another compiler's may be taken in place of: no kernel in it for this device, of a
+/// version it does not know, damaged.
+fn is_of_image(error: &CudaError) -> bool {
+    // CUDA_ERROR_INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX, UNSUPPORTED_PTX_VERSION and INVALID_SOURCE.
+    matches!(error, CudaError::Driver { code: 200 | 209 | 218 | 222 | 300, .. })
+}
+
 impl Functions {
     /// A module that the driver accepts: one from disk may come from another compiler, or be made
-    /// for another driver.
+    /// for another driver. Where it cannot be compiled again, or no other image would help, the driver's first reason counts.
     fn load(&self, cuda: &Cuda, variant: &Variant) -> Result<Module> {
         let mut code = self.cache.module(variant, self.arch)?;
         let mut loaded = Module::load(cuda.context(), &code.cubin);
-        if loaded.is_err() && code.origin != Origin::Compiled {
-            code = self.cache.rebuild(variant, self.arch)?;
+        let is_refused = loaded.as_ref().is_err_and(is_of_image);
+        if is_refused
+            && code.origin != Origin::Compiled
+            && let Ok(compiled) = self.cache.rebuild(variant, self.arch)
+        {
+            code = compiled;
             loaded = Module::load(cuda.context(), &code.cubin);
         }
         loaded.map_err(|e| match e {

@@ -42,9 +42,11 @@ impl Key {
             Orientation::InOut => Transpose::No,
         };
         let [w_rows, w_cols] = if transpose == Transpose::Yes { [n, k] } else { [k, n] };
-        // A single row has no stride, and may be said to have any.
-        let any = !product.fixed;
-        let stride = |rows, cols, stride| if rows == 1 && any { cols } else { stride };
+        // A single row has no stride, and may be said to have any. Where the algorithm is one for every number of rows, it
+        // follows the stride of these.
+        let any = |stride, cols| !product.fixed || stride < cols;
+        let stride =
+            |rows, cols, stride| if rows == 1 && any(stride, cols) { cols } else { stride };
         let written = y.device_ptr();
         let strides = [
             stride(x.rows(), x.cols(), x.row_stride()),

@@ -202,8 +202,10 @@ impl Lt {
         if w.in_features == 0 && m > 0 && w.out_features > 0 {
             return refuse("without input features there is nothing to multiply");
         }
-        if x.rows() > 1 && x.row_stride() < x.cols() {
-            return refuse("rows of the input overlap; copy it to a dense matrix");
+        let [w_rows, w_cols] = w.orientation.shape(w.out_features, w.in_features);
+        let overlap = |rows, cols, stride| rows > 1 && stride < cols;
+        if overlap(x.rows(), x.cols(), x.row_stride()) || overlap(w_rows, w_cols, w.row_stride) {
+            return refuse("rows of a factor overlap; copy it to a dense matrix");
         }
         // Seen with cuBLASLt 13.0: of factors whose rows are summed over, those 2^31 bytes apart are read elsewhere.
         let summed_over = [

@@ -42,7 +42,8 @@ impl<K, T: Element> Layer<K, T> {
         });
         match fused {
             Some(_) => 0,
-            None => part(m * padded::<T>(h) * size_of::<T>()) + Lt::scratch_bytes(self.cuda.arch()),
+            None => part([m, padded::<T>(h), size_of::<T>()])
+                .saturating_add(Lt::scratch_bytes(self.cuda.arch())),
         }
     }
 
@@ -90,7 +91,7 @@ impl<K, T: Element> Layer<K, T> {
         let fused = self.dgated_kernel(&self.dgated_call(down, io, dense));
         let dh = match fused {
             Some(_) => 0,
-            None => part(m * padded::<T>(self.problem.intermediate) * size_of::<T>()),
+            None => part([m, padded::<T>(self.problem.intermediate), size_of::<T>()]),
         };
         let bytes = if fused.is_some() { 0 } else { dh + Lt::scratch_bytes(self.cuda.arch()) };
         self.cuda.with_workspace(stream, scratch.as_deref(), bytes, |work| {

@@ -15,7 +15,4 @@ mod weight_gradient;
 pub use host::HostSaved;
 pub use kept::DeviceKeptMut;
 
-/// The bytes of a part of scratch memory: the next one begins at a whole address.
-fn part(bytes: usize) -> usize {
-    bytes.next_multiple_of(256)
-}
+use super::part;

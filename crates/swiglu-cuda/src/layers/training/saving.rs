@@ -121,7 +121,7 @@ impl<K, T: Element> Layer<K, T> {
     /// Bytes of an up that is not kept. Kernels store both: a form that stores the gate alone would be one more of each to
     /// compile and to measure, and save no memory, of which the backward pass takes more from the same stream.
     pub(super) fn up_bytes(&self, m: usize) -> usize {
-        part(m * self.up_stride() * size_of::<T>())
+        part([m, self.up_stride(), size_of::<T>()])
     }
 
     /// Bytes of an h that kernels write beside gate and up and nobody wants. A block has room for one anyway.
@@ -139,6 +139,7 @@ impl<K, T: Element> Layer<K, T> {
         };
         let chosen = self.saving_steps(m);
         let fused = if self.may_hand_over(chosen) { self.choose_fused(m) } else { chosen };
-        least.max(self.bytes_saving(m, chosen).max(self.bytes_saving(m, fused)) + beside)
+        let saving = self.bytes_saving(m, chosen).max(self.bytes_saving(m, fused));
+        least.max(saving.saturating_add(beside))
     }
 }

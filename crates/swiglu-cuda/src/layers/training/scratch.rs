@@ -78,8 +78,9 @@ impl Placed {
 
     pub(super) fn needs(&self, stores_dh: bool, wants_h: bool) -> Needs {
         let [m, k] = self.rows;
-        let sums_of_dx = if self.round_dx { m * k } else { 0 };
-        let sums_of_up = if self.up_again == Some(Stored::Sums) { m * self.half } else { 0 };
+        let sums_of_dx = if self.round_dx { m.saturating_mul(k) } else { 0 };
+        let sums_of_up =
+            if self.up_again == Some(Stored::Sums) { m.saturating_mul(self.half) } else { 0 };
         Needs {
             dtype: self.dtype,
             tokens: m,
@@ -128,13 +129,13 @@ pub(super) struct Parts {
 
 impl Needs {
     pub(super) fn parts(self, cuda: &Cuda) -> Parts {
-        let rows = |cols: usize| part(self.tokens * cols * self.dtype.size());
+        let rows = |cols: usize| part([self.tokens, cols, self.dtype.size()]);
         let with = |needed: bool| if needed { rows(self.half) } else { 0 };
         Parts {
             h: with(self.wants_h),
             dh: with(self.is_block && self.stores_dh),
             gate_up: if self.moves { rows(2 * self.half) } else { with(!self.has_up) },
-            sums: part(self.sums * size_of::<f32>()),
+            sums: part([self.sums, size_of::<f32>()]),
             lt: Lt::scratch_bytes(cuda.arch()),
         }
     }
@@ -142,7 +143,9 @@ impl Needs {
 
 impl Parts {
     pub(super) fn total(&self) -> usize {
-        self.h + self.dh + self.gate_up + self.sums + self.lt
+        [self.h, self.dh, self.gate_up, self.sums, self.lt]
+            .into_iter()
+            .fold(0, usize::saturating_add)
     }
 }
 
@@ -168,7 +171,7 @@ impl Cuda {
             has_up,
             moves: hidden > 0 && h > 0 && !(has_up && half == h),
             sums: if !has_up && self.up_again(problem, path) == Stored::Sums {
-                m * half
+                m.saturating_mul(half)
             } else {
                 0
             },
@@ -180,10 +183,11 @@ impl Cuda {
         // A gated layer computes h beside gate and up, a block has room for it anyway.
         let before = match self.planned(problem.with_pass(Pass::Saving), path).path {
             _ if needs.is_block => 0,
-            Path::Unfused => part(m * half * dtype.size()) + parts.lt,
-            _ => part(m * half * dtype.size()),
+            Path::Unfused => part([m, half, dtype.size()]).saturating_add(parts.lt),
+            _ => part([m, half, dtype.size()]),
         };
-        parts.total().max(before) + 2 * half * m * dtype.size()
+        let gate_and_up = [2, half, m, dtype.size()].into_iter().fold(1, usize::saturating_mul);
+        parts.total().max(before).saturating_add(gate_and_up)
     }
 }
 
