@@ -168,7 +168,7 @@ impl Cuda {
     /// # Safety
     /// `raw` is one of these numbers or a stream of this device's primary context, and stays valid until the guard is
     /// dropped, during which no other thread calls anything with a clone of the stream; the guard of 2 is dropped on its
-    /// thread. A guard that was made before other code begins a capture on the stream is not dropped inside it, and what
+    /// thread. While other code begins a capture on the stream, no other thread drops memory that calls on it used. A guard that was made before other code begins a capture on the stream is not dropped inside it, and what
     /// captured calls use lives as long as the graph. Graphs that other code captures on one stream share its workspace, and
     /// so are not launched at the same time, unless their calls are lent scratch memory.
     pub unsafe fn borrow_stream(&self, raw: u64) -> Result<BorrowedStream> {

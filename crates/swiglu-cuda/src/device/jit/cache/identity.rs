@@ -11,7 +11,8 @@ use crate::device::jit::variant::Variant;
 /// A digest of everything that decides a module, except the compiler's version.
 ///
 /// The version stands apart because a machine without a compiler can use a module that any version
-/// made from the same sources.
+/// made from the same sources. NVRTC tells its major and minor number: what one patch of it compiled wrong
+/// the next one finds here, until the directory is emptied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {
     digest: [u8; 32],
