@@ -291,6 +291,23 @@ def test_compiled_training_without_features():
     assert [g.shape for g in torch.autograd.grad(y.sum(), leaves)] == [t.shape for t in leaves]
 
 
+@pytest.mark.parametrize("save", ["preact", "input"])
+@pytest.mark.parametrize(("hidden", "intermediate"), [(4, 0), (0, 5), (0, 0)])
+def test_gradients_without_features(hidden, intermediate, save):
+    shapes = [(2, 3, hidden), (intermediate, hidden), (intermediate, hidden), (6, intermediate)]
+    leaves = [tensor(*s, grad=True) for s in shapes]
+    packed = tensor(2 * intermediate, hidden, grad=True)
+    for call, inputs in (
+        (lambda: ops.mlp(*leaves, save=save), leaves),
+        (lambda: ops.gated_linear(*leaves[:3], save=save), leaves[:3]),
+        (lambda: ops.gated_linear(leaves[0], packed, save=save), [leaves[0], packed]),
+    ):
+        result = call()
+        assert not result.any() and result.shape[:-1] == (2, 3)
+        grads = torch.autograd.grad(result.sum(), inputs)
+        assert [g.shape for g in grads] == [t.shape for t in inputs] and not any(g.any() for g in grads)
+
+
 def test_subsets_of_gradients_of_compiled_training():
     tensors = [tensor(*s, dtype=torch.float64, seed=i) for i, s in enumerate([(3, 4), (5, 4), (5, 4), (4, 5), (5,), (5,), (4,)])]
     for subset in range(1, 128):

@@ -8,7 +8,6 @@ meaning, zeros where ``zero_out_wgrad`` is true, so that hooks are called; a wei
 
 from __future__ import annotations
 
-import math
 from typing import Any, Dict, Optional, Tuple
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 
 from .. import _native
 from .._errors import error, said, shape_error, wrong
-from . import _door, _kernels
+from . import _door, _kernels, _ops
 from ._kernels import Parts, _current, _described, _place
 from ._once import once
 
@@ -86,7 +85,7 @@ def _dummy(weight: Any) -> Optional[Tensor]:
 
 def rows_apart(t: Tensor) -> Tensor:
     """As ``[tokens, features]``, in rows that products over tokens read."""
-    rows = t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+    rows = _ops._rows(t)
     apart = rows.stride(1) == 1 and (rows.shape[0] <= 1 or rows.stride(0) >= rows.shape[1])
     return rows if apart else rows.contiguous()
 

@@ -6,6 +6,7 @@ than a small kernel. Each has an overload ``out``.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import torch
@@ -188,7 +189,9 @@ def _glu_gradient(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
 
 
 def _rows(t: Tensor) -> Tensor:
-    return t.reshape(-1, t.shape[-1])
+    """A tensor as ``[tokens, features]``."""
+    # With no features -1 is any number of rows.
+    return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
 
 
 def _through(grad: Tensor, x: Tensor, weight: Tensor, wanted: List[bool]) -> List[Optional[Tensor]]:

@@ -48,7 +48,7 @@ def _both(layer: Layer, rows: Tensor) -> Tensor:
 
 def _forward(x: Tensor, arranged: Parts, activation: str, keeps: bool) -> Tuple[Tensor, Optional[Tensor]]:
     """y, and gate and up of all tokens where they are kept."""
-    rows = _kernels._rows_adjacent(x.reshape(-1, x.shape[-1]))
+    rows = _kernels._rows_adjacent(_ops._rows(x))
     tokens = rows.shape[0]
     kept = None
     with _kernels._current(x):
@@ -67,7 +67,7 @@ def _forward(x: Tensor, arranged: Parts, activation: str, keeps: bool) -> Tuple[
 
 def _again(x: Tensor, arranged: Parts, activation: str) -> Tensor:
     """Gate and up of all tokens, computed again."""
-    rows = _kernels._rows_adjacent(x.reshape(-1, x.shape[-1]))
+    rows = _kernels._rows_adjacent(_ops._rows(x))
     with _kernels._current(x):
         place, layer = _layer(x, arranged, activation)
         kept = _both(layer, rows)
@@ -102,7 +102,7 @@ def _of_rows(
     x: Tensor, w_gate: Tensor, w_up: Optional[Tensor], both: Tensor, wanted: Sequence[bool], of_weight: OfWeight
 ) -> List[Optional[Tensor]]:
     """The gradients of x, the weights and the biases of gate and up, those that are wanted, from those of gate and up."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = _ops._rows(x)
     grads: List[Optional[Tensor]] = [None] * 5
     want_x, *of_weights, want_b_gate, want_b_up = wanted
     d_gate, d_up = _halves(both)
