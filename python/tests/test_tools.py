@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,19 @@ def test_pictures_have_names_that_say_how_they_are_drawn(tmp_path):
     command = [sys.executable, "-m", "swiglu.bench", "mlp", "--plot", str(tmp_path / "times.zzz")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 2 and ".png" in done.stderr, done.stderr
+
+
+def test_the_benchmark_of_the_host_ends_where_calls_are_slow(monkeypatch):
+    pytest.importorskip("torch", reason="not run: no PyTorch")
+    from swiglu.bench import _host
+
+    calls = []
+    made = {"slow": lambda: calls.append(time.sleep(0.01)), "quick": lambda: None}
+    monkeypatch.setattr(_host, "calls", lambda device: made)
+    times = _host.measure("cpu", rounds=3)
+    assert len(calls) < 20 and min(times["slow"]) >= 1e4 > max(times["quick"])
+    assert [len(t) for t in times.values()] == [3, 3]
+    assert "mlp, out=" in run("-m", "swiglu.bench", "host", "--device", "cpu", "--rounds", 2)
 
 
 def test_a_benchmark_that_measured_nothing_is_no_success():

@@ -73,23 +73,35 @@ def calls(device: str) -> Dict[str, Callable[[], Any]]:
     return made
 
 
-def measure(device: str, rounds: int = 25, repeats: int = 200) -> Dict[str, List[float]]:
+#: Of calls in a turn: as many as take so long, one at least. A CPU computes what a GPU's host only asks for.
+REPEATS, SECONDS = 200, 0.005
+
+
+def measure(device: str, rounds: int = 25) -> Dict[str, List[float]]:
     """Microseconds a call, by rounds. The device works through its queue between rounds, and is never full in one."""
 
     def wait() -> None:
         if device != "cpu":
             torch.cuda.synchronize()
 
+    def turn(call: Callable[[], Any], repeats: int) -> float:
+        """Seconds a call takes."""
+        wait()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - start) / repeats
+
     made = calls(device)
+    repeats: Dict[str, int] = {}
+    for name, call in made.items():
+        turn(call, 3)  # The first compiles, loads and allocates.
+        repeats[name] = max(1, min(REPEATS, int(SECONDS / turn(call, 3))))
     times: Dict[str, List[float]] = {name: [] for name in made}
     for number in range(rounds + 2):
         for name, call in made.items():
-            wait()
-            start = time.perf_counter()
-            for _ in range(repeats):
-                call()
-            took = time.perf_counter() - start
+            took = turn(call, repeats[name])
             if number >= 2:
-                times[name].append(took / repeats * 1e6)
+                times[name].append(took * 1e6)
     wait()
     return times
