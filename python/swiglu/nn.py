@@ -59,12 +59,13 @@ class _Gated(nn.Module):
         super().__init__()
         self.activation = str(as_activation(activation))
         ops._saves(save)
-        self.packed, self.save, self.numerics = packed, save, expect_numerics(numerics)
+        self.packed, self.save, self.numerics = expect_flag("packed", packed), save, expect_numerics(numerics)
         #: Whether gradients of weights are added to their ``main_grad``.
         self.gradient_accumulation_fusion = expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion)
 
     def _make(self, hidden: int, intermediate: int, bias: bool, device: Any, dtype: Any) -> None:
         hidden, intermediate = expect_count("hidden", hidden, 1), expect_count("intermediate", intermediate, 1)
+        expect_flag("bias", bias)
         if dtype is not None and dtype not in _check.COMPUTED:
             expected = "torch.float32, float16, bfloat16 or float64"
             raise wrong("dtype", expected, str(dtype) if isinstance(dtype, torch.dtype) else said(dtype), kind="dtype")
@@ -103,16 +104,29 @@ class _Gated(nn.Module):
             return ops.glu(self.gate_up_proj(x), **how)
         return ops.silu_mul(self.gate_proj(x), self.up_proj(x), **how)
 
+    def _shape_of_gate(self) -> Tuple[int, int]:
+        shape = (self.gate_up_proj if self.packed else self.gate_proj).weight.shape
+        if len(shape) != 2:
+            raise AttributeError
+        return shape[0], shape[1]
+
     @property
     def hidden(self) -> int:
         """Input features, K."""
-        return self._weights()[0].shape[1]
+        return self._shape_of_gate()[1]
 
     @property
     def intermediate(self) -> int:
         """H."""
-        features = self._weights()[0].shape[0]
+        features = self._shape_of_gate()[0]
         return features // 2 if self.packed else features
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("hidden", "intermediate"):
+            # Where the property raises AttributeError, of which torch.nn.Module would say that there is no such attribute.
+            gate = "gate_up_proj" if self.packed else "gate_proj"
+            raise AttributeError(f"{name}: {gate}, {said(self._modules.get(gate))}, has no weight [features, K] that says it")
+        return super().__getattr__(name)
 
     def reset_parameters(self) -> None:
         """As ``torch.nn.Linear``; the halves of a packed weight are one map's."""
@@ -122,7 +136,12 @@ class _Gated(nn.Module):
 
     def extra_repr(self) -> str:
         numerics = f", numerics={self.numerics}" if self.numerics else ""
-        return f"{self.hidden} -> {self.intermediate}, {self.activation}, save={self.save}{numerics}"
+        try:
+            sizes = f"{self.hidden} -> {self.intermediate}, "
+        except (AttributeError, RuntimeError):
+            # A map has no such weight, or one without a shape as yet: it is printed below.
+            sizes = ""
+        return f"{sizes}{self.activation}, save={self.save}{numerics}"
 
 
 class GatedLinear(_Gated):

@@ -66,6 +66,8 @@ WRONG_KINDS = {
     "nn activation": (lambda: swiglu.nn.MLP(8, 12, activation=F.silu), "unknown activation"),
     "nn layout": (lambda: swiglu.nn.GLU(layout="all"), "unknown layout `all`"),
     "nn hidden": (lambda: swiglu.nn.MLP(0, 12), "hidden: expected a whole number from 1 on, given 0"),
+    "nn packed": (lambda: swiglu.nn.MLP(8, 12, packed="no"), "packed: expected True or False, given 'no'"),
+    "nn bias": (lambda: swiglu.nn.GatedLinear(8, 12, bias="no"), "bias: expected True or False, given 'no'"),
     "nn intermediate": (lambda: swiglu.nn.GatedLinear(8, 12.0), "intermediate: expected", "given 12.0"),
     "patch": (lambda: swiglu.patch(None), "model: expected a torch.nn.Module, given None"),
     "patch level": (lambda: swiglu.patch(nn.Linear(2, 2), level="all"), "unknown level `all`; choose one of: block, gated"),
@@ -124,6 +126,27 @@ def test_out_that_negates_is_refused_before_it_is_written():
         with pytest.raises((swiglu.SwigluError, ValueError), match="out: expected memory that can be written, given a view that negates it"):
             call(kept.conj().imag)
         assert kept.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("name", ["gate_proj", "gate_up_proj"])
+def test_sizes_of_a_block_whose_map_has_no_weight(name):
+    module = swiglu.nn.MLP(8, 12, packed=name == "gate_up_proj")
+    assert (module.hidden, module.intermediate) == (8, 12) and "8 -> 12, swiglu" in repr(module)
+    plain = getattr(module, name)
+    method = nn.Identity()
+    method.weight = lambda: plain.weight  # As that of PyTorch's quantised maps.
+    for other in (nn.Sequential(plain), method, None):
+        setattr(module, name, other)
+        for what in ("hidden", "intermediate"):
+            with pytest.raises(AttributeError, match=f"{what}: {name}, .*, has no weight"):
+                getattr(module, what)
+        assert "swiglu, save=preact" in repr(module) and "->" not in repr(module)
+    setattr(module, name, nn.LazyLinear(12))
+    assert "LazyLinear" in repr(module)
+    setattr(module, name, nn.Sequential(plain))
+    assert module(x()).shape == (3, 8)
+    with torch.no_grad():
+        assert torch.jit.trace(module, x())(x()).shape == (3, 8)
 
 
 def test_types_and_memory_that_no_kernel_takes():
