@@ -128,6 +128,27 @@ def test_out_that_negates_is_refused_before_it_is_written():
         assert kept.count_nonzero() == 0
 
 
+@pytest.mark.parametrize("layout", ["up-first", "interleaved", "interleaved-4"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_layout_of_gate_and_up_that_are_apart_is_refused(grad, layout):
+    w_gate, w_up, w_down = (w.requires_grad_(grad) for w in block())
+    how = "swiglu", layout, None
+    for call in (
+        lambda: ops.gated_linear(x(), w_gate, w_up, layout=layout),
+        lambda: ops.gated_linear(x(), w_gate, w_up, layout=layout, save="input"),
+        lambda: ops.mlp(x(), w_gate, w_up, w_down, layout=layout),
+        lambda: ops.mlp(x(), w_gate, w_up, w_down, layout=layout, numerics="eager"),
+        lambda: ops.mlp(x(), *(w.detach() for w in (w_gate, w_up, w_down)), layout=layout, out=x()),
+        lambda: torch.ops.swiglu.gated_linear(x(), w_gate, w_up, None, None, *how),
+        lambda: torch.ops.swiglu.mlp(x(), w_gate, w_up, w_down, None, None, None, *how),
+        lambda: torch.ops.swiglu.mlp(*(w.to("meta") for w in (x(), w_gate, w_up, w_down)), None, None, None, *how),
+        lambda: torch.ops.swiglu.mlp.out(x(), *(w.detach() for w in block()), None, None, None, *how, out=x()),
+        lambda: swiglu.nn.GLU(layout=layout)(w_gate, w_up),
+    ):
+        error = refused(call, "argument", "layout: expected gate-first where gate and up are two tensors", "leave layout away")
+        assert error.given == layout
+
+
 @pytest.mark.parametrize("name", ["gate_proj", "gate_up_proj"])
 def test_sizes_of_a_block_whose_map_has_no_weight(name):
     module = swiglu.nn.MLP(8, 12, packed=name == "gate_up_proj")

@@ -184,13 +184,13 @@ def gated_linear(
     """
     keeps = _saves(save)
     parts: _kernels.Parts = (w_gate, w_up, None, b_gate, b_up, None)
+    if layout != "gate-first":
+        _check.expect_layout_of(w_up, layout)
     if not _door.traced():
         made = _door.DOOR.layer("gated_linear", x, parts, layout, activation, numerics, out, True)
         if made is not None:
             return made
     name = _name(activation, numerics)
-    if layout != "gate-first":
-        expect_layout(layout)
     tensors = (x, w_gate, w_up, b_gate, b_up)
     _check.expect_tensors(("x", "w_gate", "w_up", "b_gate", "b_up", "out"), (x, w_gate, w_up, b_gate, b_up, out), 2)
     wanted = _door.wants_gradient(*tensors, out)
@@ -242,13 +242,13 @@ def mlp(
         raise wrong("biases", "those of gate, up and down, each a tensor or None", given)
     b_gate, b_up, b_down = biases
     parts: _kernels.Parts = (w_gate, w_up, w_down, b_gate, b_up, b_down)
+    if layout != "gate-first":
+        _check.expect_layout_of(w_up, layout)
     if not _door.traced():
         at_once = _door.DOOR.layer("mlp", x, parts, layout, activation, numerics, out, True)
         if at_once is not None:
             return at_once
     name = _name(activation, numerics)
-    if layout != "gate-first":
-        expect_layout(layout)
     tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)
     _check.expect_tensors(_OF_BLOCKS, (x, w_gate, w_down, w_up, b_gate, b_up, b_down, out), 3)
     wanted = _door.wants_gradient(*tensors, out)

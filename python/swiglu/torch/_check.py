@@ -110,6 +110,13 @@ def expect_no_tangent(*tensors: Any) -> None:
             no_forward_mode()
 
 
+def expect_layout_of(up: Optional[Tensor], layout: Any) -> None:
+    """Refuses the layout of one tensor with gate and up where they are two."""
+    if expect_layout(layout) != "gate-first" and up is not None:
+        advice = "a layout is that of both in one: give this and no other, or leave layout away"
+        raise wrong("layout", "gate-first where gate and up are two tensors", layout, advice)
+
+
 def half_of(what: str, tensor: Tensor, dim: int, layout: str) -> int:
     """H, for a tensor with 2H gate and up features along a dimension."""
     expect_layout(layout)
@@ -144,6 +151,8 @@ def layer(x: Tensor, parts: Sequence[Optional[Tensor]], layout: str, cast: bool 
     """Output features of a gated linear layer, or of a block, whose tensors fit each other and x."""
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
     assert w_gate is not None
+    if layout != "gate-first":
+        expect_layout_of(w_up, layout)
     # What is right is found right in few comparisons.
     if w_up is not None and w_down is not None and b_gate is b_up is b_down is None:
         alike = x, w_gate, w_up, w_down

@@ -318,6 +318,8 @@ def layer_into(
     op: str, x: Tensor, parts: Parts, activation: str, layout: str, numerics: Optional[str], out: Optional[Tensor]
 ) -> Tensor:
     """A gated linear layer or a block, in ``out`` or in a new tensor."""
+    if layout != "gate-first":
+        _check.expect_layout_of(parts[1], layout)
     made = _door.DOOR.layer(op, x, parts, layout, activation, numerics, out, False)
     if made is not None:
         return made
