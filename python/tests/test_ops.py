@@ -551,6 +551,26 @@ def test_what_the_dispatcher_does_is_not_passed_by(device):
     assert torch.equal(traced(up, gate), ops.silu_mul(up, gate))
 
 
+@pytest.mark.parametrize("how", [{}, {"packed": True}, {"save": "input"}, {"numerics": "eager"}])
+def test_a_graph_of_fx_has_calls_as_nodes(how):
+    layers = swiglu.nn.MLP(8, 12, bias=True, **how), swiglu.nn.GLU(), swiglu.nn.GatedLinear(4, 6, **how)
+    module = torch.nn.Sequential(*layers).to(Here.device)
+    traced = torch.fx.symbolic_trace(module)
+    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert called == [ops.mlp, ops.glu, ops.gated_linear]
+    x = tensor(3, 8)
+    assert torch.equal(traced(x), module(x))
+    wanted = list(module.parameters())
+    grads = (torch.autograd.grad(m(x).sum(), wanted) for m in (traced, module))
+    assert all(torch.equal(a, b) for a, b in zip(*grads))
+
+    def function(gate, up):
+        return ops.silu_mul(gate, up)
+
+    gate, up = tensor(3, 8), tensor(3, 8, seed=1)
+    assert torch.equal(torch.fx.symbolic_trace(function)(gate, up), ops.silu_mul(gate, up))
+
+
 # Transforms.
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Optional, Tuple, Union
 
 import torch
+import torch.fx
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -277,3 +278,8 @@ def mlp(
         return out
     result: Tensor = torch.ops.swiglu.mlp(*tensors, name, layout, numerics)
     return result
+
+
+# torch.fx.symbolic_trace calls with what is no tensor: a call of these stays a node of its graph.
+for _kept in ("silu_mul", "glu", "gated_linear", "mlp"):
+    torch.fx.wrap(_kept)
