@@ -108,7 +108,7 @@ class _Gated(nn.Module):
     def _shape_of_gate(self) -> Tuple[int, int]:
         shape = (self.gate_up_proj if self.packed else self.gate_proj).weight.shape
         if len(shape) != 2:
-            raise AttributeError
+            raise AttributeError("a map whose weight says no sizes")
         return shape[0], shape[1]
 
     @property
@@ -121,13 +121,6 @@ class _Gated(nn.Module):
         """H."""
         features = self._shape_of_gate()[0]
         return features // 2 if self.packed else features
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("hidden", "intermediate"):
-            # Where the property raises AttributeError, of which torch.nn.Module would say that there is no such attribute.
-            gate = "gate_up_proj" if self.packed else "gate_proj"
-            raise AttributeError(f"{name}: {gate}, {said(self._modules.get(gate))}, has no weight [features, K] that says it")
-        return super().__getattr__(name)
 
     def reset_parameters(self) -> None:
         """As ``torch.nn.Linear``; the halves of a packed weight are one map's."""

@@ -159,8 +159,7 @@ def test_sizes_of_a_block_whose_map_has_no_weight(name):
     for other in (nn.Sequential(plain), method, None):
         setattr(module, name, other)
         for what in ("hidden", "intermediate"):
-            with pytest.raises(AttributeError, match=f"{what}: {name}, .*, has no weight"):
-                getattr(module, what)
+            assert not hasattr(module, what)
         assert "swiglu, save=preact" in repr(module) and "->" not in repr(module)
     setattr(module, name, nn.LazyLinear(12))
     assert "LazyLinear" in repr(module)
