@@ -334,6 +334,38 @@ fn a_capture_of_other_code_survives_what_is_dropped_meanwhile() {
 }
 
 #[test]
+fn a_call_with_memory_that_is_lent_leaves_the_streams_own_as_it_is() {
+    let Some(cuda) = device() else { return };
+    let others = Cuda::with_options(&common::options().unwrap()).unwrap();
+    let captured = others.new_stream().unwrap();
+    // SAFETY: `captured` outlives the guard.
+    let stream = unsafe { cuda.borrow_stream(captured.raw()) }.unwrap();
+    let (m, block) = (40, mlp::<f32>(&cuda, 70));
+    let x = DeviceMatrix::from_host(&stream, input::<f32>(m).view()).unwrap();
+    let mut out = DeviceMatrix::<f32>::zeros(&stream, m, K).unwrap();
+    let bytes = block.workspace_bytes(m);
+    assert!(bytes > 0);
+    let mut buffer = DeviceBuffer::<f32>::new(&stream, bytes.div_ceil(4)).unwrap();
+    block.reserve(&stream, m).unwrap();
+    stream.synchronize().unwrap();
+    let [x, to] = [x.view().device_ptr(), out.view_mut().device_ptr()];
+    for round in 0..3 {
+        // SAFETY: the matrices outlive the graph, which is not launched.
+        let call = |lent: Option<&mut DeviceScratch<'_>>| unsafe {
+            let x = DeviceMatrixRef::<f32>::from_raw_trusted(&cuda, x, m, K, K)?;
+            let out = DeviceMatrixMut::<f32>::from_raw_trusted(&cuda, to, m, K, K)?;
+            match lent {
+                Some(lent) => block.forward_with(&stream, x, out, lent),
+                None => block.forward(&stream, x, out),
+            }
+        };
+        captured.capture(|| call(None)).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        call(Some(&mut DeviceScratch::new(&mut buffer))).unwrap();
+        stream.synchronize().unwrap();
+    }
+}
+
+#[test]
 fn a_graph_of_other_code_runs_on_a_third_stream_in_scratch_memory_that_was_lent() {
     let Some(cuda) = device() else { return };
     let others = Cuda::with_options(&common::options().unwrap()).unwrap();
