@@ -219,10 +219,10 @@ pub(crate) fn skinny_down(problem: &Problem, machine: &Machine) -> f64 {
     // Of 16 of k shared memory gives 64 rows at 128 bytes per cycle, and then the tokens'.
     let multiply = (k.div_ceil(16) * (64 + tile_m)) as f64 * 32.0 / 128.0;
     let size = problem.dtype.size() as f64;
-    let from_l2 =
-        ((m + tile_h) * k) as f64 * size * tiles.min(machine.multiprocessors) / machine.l2;
+    let [m, k, n] = [m, k, n].map(|extent| extent as f64);
+    let from_l2 = (m + tile_h as f64) * k * size * tiles.min(machine.multiprocessors) / machine.l2;
     let cycles = waves * bound_by([multiply, from_l2]);
-    let traffic = machine.stream((m * k + k * n + m * n) as f64 * size);
+    let traffic = machine.stream((m * k + k * n + m * n) * size);
     machine.launch + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
 }
 

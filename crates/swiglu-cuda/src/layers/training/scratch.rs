@@ -229,6 +229,29 @@ mod tests {
         of_backward.max(before) + 2 * 2 * m * padded::<bf16>(layer.intermediate())
     }
 
+    #[test]
+    fn sizes_that_no_memory_has_are_the_largest_there_are() {
+        let Some(cuda) = common::device() else { return };
+        let case = Case::new(Op::Mlp, [1, 64, 96], DType::Bf16);
+        let parameters = Parameters::<bf16>::new(&case).unwrap();
+        let block = parameters.mlp();
+        for path in [None, Some(Path::Unfused)] {
+            let mlp = path.map_or_else(
+                || Mlp::new(&cuda, &block),
+                |path| Mlp::with_path(&cuda, &block, path),
+            );
+            let mlp = mlp.unwrap();
+            let m = 1 << 60;
+            assert_eq!(mlp.workspace_bytes(m), usize::MAX, "{path:?}");
+            for policy in [SavePolicy::Save, SavePolicy::SaveGate, SavePolicy::Recompute] {
+                assert_eq!(mlp.training_bytes(m, policy), usize::MAX, "{policy:?} {path:?}");
+                let bytes = cuda.backward_scratch_bytes(&block.problem(m), policy, path);
+                assert_eq!(bytes, usize::MAX, "{policy:?} {path:?}");
+            }
+            assert!(mlp.reserve(&cuda.stream(), m).is_err());
+        }
+    }
+
     /// Plans of both passes are of what layers do: of the steps that store gate and up, and of the memory that a backward pass
     /// takes.
     #[test]
