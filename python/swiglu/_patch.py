@@ -209,7 +209,7 @@ def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
         return "there are hooks of all modules"
     if level != "activation" and _maps_replaced():
         return "torch.nn.Linear has another forward now"
-    if _original(module) is not found.forward:
+    if original(type(module)) is not found.forward:
         return "its class has another forward now"
     for name, was in found.attributes:
         now = getattr(module, name, None)
@@ -318,7 +318,7 @@ def _recognise_plain(module: nn.Module) -> Found:
     _expect_same(module, linears, activation)
     level, why = _level_of(module, linears)
     of_act = type(act).forward if isinstance(act, nn.Module) else None
-    return Found(linears, activation, act, names[0], level, why, _original(module), of_act, _attributes(module))
+    return Found(linears, activation, act, names[0], level, why, original(type(module)), of_act, _attributes(module))
 
 
 def _level_of(module: nn.Module, linears: Tuple[str, ...]) -> Tuple[str, Optional[str]]:
@@ -379,7 +379,7 @@ def _compare(module: nn.Module, linears: Tuple[str, ...], activation: str) -> No
         # A class's own way of making one may call its ``__init__``.
         shadow: Any = object.__new__(module.__class__)
         shadow.__dict__.update(module.__dict__, training=True, _modules={**module._modules, **small})
-        theirs: Any = _original(module)(shadow, x)
+        theirs: Any = original(type(module))(shadow, x)
     except Exception as error:
         raise _Left(f"its forward does not take one tensor alone: {type(error).__name__}: {error}") from None
     ours = _compute(small, Found(linears, activation, None, "", "activation", None), "activation", x, "preact", None)
@@ -445,8 +445,8 @@ def _forward(self: Any, *args: Any, **named: Any) -> Tensor:
         changed = "x is a nested tensor" if x.is_nested else f"x lies in memory as {x.layout}"
     if changed is not None:
         ops._kernels.note("patched block", "original", changed)
-        original: Tensor = _original(self)(self, *args, **named)
-        return original
+        result: Tensor = original(type(self))(self, *args, **named)
+        return result
     return _compute(self._modules, found, patch.level, x, patch.save, patch.numerics)
 
 
@@ -470,19 +470,22 @@ def _unbind(module: nn.Module) -> None:
             del module.__dict__[name]
 
 
-#: Of a class whose forward is ours: what it was.
+#: Of a forward of ours in a class: itself, and the one in whose place it is.
 ORIGINAL = "_swiglu_original"
 #: Of a module that such a forward has not recognised: why.
 _LEFT = "_swiglu_left"
 
 
-def _original(module: nn.Module) -> Any:
-    return getattr(type(module), ORIGINAL, type(module).forward)
+def original(cls: Any) -> Any:
+    """What a class computes with, but for us."""
+    # A forward of ours that its class inherits is found with it; what was decorated with `functools.wraps` has its attributes.
+    ours, before = getattr(cls.forward, ORIGINAL, (None, None))
+    return before if ours is cls.forward else cls.forward
 
 
 def _named(module: nn.Module) -> str:
     """What the original forward calls its first argument."""
-    parameters = list(inspect.signature(_original(module)).parameters)
+    parameters = list(inspect.signature(original(type(module))).parameters)
     return parameters[1] if len(parameters) > 1 else ""
 
 
@@ -498,8 +501,8 @@ def forward_recognised(self: Any, *args: Any, **named: Any) -> Tensor:
     if _ATTRIBUTE not in own:
         first = "its first call is inside torch.compile, a transform or a trace"
         ops._kernels.note("block", "original", own.get(_LEFT, first))
-        original: Tensor = _original(self)(self, *args, **named)
-        return original
+        result: Tensor = original(type(self))(self, *args, **named)
+        return result
     return _forward(self, *args, **named)
 
 

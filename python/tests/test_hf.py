@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import subprocess
 import sys
@@ -114,6 +115,36 @@ def test_classes_of_transformers(kind, name, device):
         finally:
             assert swiglu.hf.unapply() == [name]
         assert torch.equal(before(ids).logits, expected)
+
+
+def test_subclasses_keep_their_forward():
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama", reason="not run: no transformers")
+    from transformers import LlamaConfig
+
+    class Doubled(modeling.LlamaMLP):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class Own(modeling.LlamaMLP):
+        def forward(self, x):
+            return self.down_proj(self.gate_proj(x))
+
+    class Same(modeling.LlamaMLP):
+        pass
+
+    config, x = LlamaConfig(hidden_size=32, intermediate_size=20), tensor(3, 32)
+    model = nn.ModuleList([cls(config) for cls in (Doubled, Own, Same)]).to(Here.device)
+    expected = [block(x) for block in model]
+    swiglu.hf.apply("llama")
+    try:
+        Own.forward = functools.wraps(modeling.LlamaMLP.forward)(Own.forward)
+        for _ in range(2):
+            for block, y in zip(model, expected):
+                torch.testing.assert_close(block(x), y)
+            assert [m.level for m in swiglu.patch(model).modules][:2] == [None, None]
+    finally:
+        swiglu.unpatch(model)
+        swiglu.hf.unapply()
 
 
 def test_models_that_there_are_not():

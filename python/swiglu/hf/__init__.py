@@ -53,7 +53,8 @@ def register() -> None:
     kernels.register_kernel_mapping(mapping())
 
 
-_applied: List[Type[nn.Module]] = []
+#: Classes, and what they computed with.
+_applied: Dict[Any, Any] = {}
 
 
 def _is_gated(cls: Any) -> bool:
@@ -71,8 +72,13 @@ _NOTHING = (lambda: None).__code__
 def _recognising(original: Any) -> Any:
     @wraps(original)
     def forward(self: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        # A forward of a subclass that calls this one computes more than the block.
+        if _patch.original(type(self)) is not original:
+            result: Tensor = original(self, *args, **kwargs)
+            return result
         return _patch.forward_recognised(self, *args, **kwargs)
 
+    setattr(forward, ORIGINAL, (forward, original))
     return forward
 
 
@@ -93,10 +99,9 @@ def apply(*model_types: str) -> List[str]:
         if not found:
             raise error("unsupported", "model type", f"`{model_type}` has no class of gated blocks, ...MLP, of its own")
         for cls in found:
-            if ORIGINAL not in vars(cls):
-                setattr(cls, ORIGINAL, cls.forward)
+            if cls not in _applied:
+                _applied[cls] = cls.forward
                 cls.forward = _recognising(cls.forward)
-                _applied.append(cls)
             names.append(cls.__name__)
     return names
 
@@ -104,8 +109,7 @@ def apply(*model_types: str) -> List[str]:
 def unapply() -> List[str]:
     """Undoes :func:`apply` for all classes, and returns their names."""
     names = [cls.__name__ for cls in _applied]
-    for cls in _applied:
-        cls.forward = vars(cls)[ORIGINAL]
-        delattr(cls, ORIGINAL)
+    for cls, original in _applied.items():
+        cls.forward = original
     _applied.clear()
     return names
