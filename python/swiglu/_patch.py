@@ -7,6 +7,7 @@ import inspect
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from itertools import product
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -354,13 +355,19 @@ def _check_weights(module: nn.Module, names: Tuple[str, ...]) -> None:
 def _expect_same(module: nn.Module, linears: Tuple[str, ...], activation: str) -> None:
     """Lets the module's forward compute with small maps, and their gradients: it may scale, clamp, add or detach what its
     parts do not tell."""
-    with torch.inference_mode(False), torch.enable_grad():
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            _compare(module, linears, activation)
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        small, x, upstream = _small(linears)
+        # A forward may ask for any of these.
+        for training, grad in product((True, False), repeat=2):
+            with torch.set_grad_enabled(grad):
+                _compare(module, small, activation, x, training, upstream if grad else None)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            _compare_roughly(module, small, activation, x, dtype)
 
 
-def _compare(module: nn.Module, linears: Tuple[str, ...], activation: str) -> None:
-    # On the CPU, whatever the default device is, and without the generator that initialises and drops out.
+def _small(linears: Tuple[str, ...]) -> Tuple[Dict[str, Any], Tensor, Tensor]:
+    """Small maps, x and a gradient of the result; on the CPU, whatever the default device is, and without the generator
+    that initialises and drops out."""
     generator = torch.Generator("cpu").manual_seed(1)
     plain: Dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
     hidden, intermediate = 8, 12
@@ -374,29 +381,97 @@ def _compare(module: nn.Module, linears: Tuple[str, ...], activation: str) -> No
     # Some rows reach far, where limits would show.
     x = torch.randn((6, hidden), generator=generator, **plain)
     x *= torch.tensor([[0.1], [0.5], [1], [3], [30], [1e3]], device="cpu")
-    x.requires_grad_()
+    return small, x.requires_grad_(), torch.randn((6, hidden), generator=generator, **plain)
+
+
+def _theirs(module: nn.Module, small: Dict[str, Any], x: Tensor, training: bool) -> Any:
+    """What the module's forward computes with small maps."""
+    # A class's own way of making one may call its ``__init__``.
+    shadow: Any = object.__new__(module.__class__)
+    shadow.__dict__.update(module.__dict__, training=training, _modules={**module._modules, **small})
+    return original(type(module))(shadow, x)
+
+
+def _ours(small: Dict[str, Any], activation: str, x: Tensor) -> Tensor:
+    found = Found(tuple(small), activation, None, "", "activation", None)
+    return _compute(small, found, "activation", x, "preact", None)
+
+
+def _compare(
+    module: nn.Module, small: Dict[str, Any], activation: str, x: Tensor, training: bool, upstream: Optional[Tensor]
+) -> None:
     try:
-        # A class's own way of making one may call its ``__init__``.
-        shadow: Any = object.__new__(module.__class__)
-        shadow.__dict__.update(module.__dict__, training=True, _modules={**module._modules, **small})
-        theirs: Any = original(type(module))(shadow, x)
+        theirs = _theirs(module, small, x, training)
     except Exception as error:
         raise _Left(f"its forward does not take one tensor alone: {type(error).__name__}: {error}") from None
-    ours = _compute(small, Found(linears, activation, None, "", "activation", None), "activation", x, "preact", None)
+    ours = _ours(small, activation, x)
     if not isinstance(theirs, Tensor) or theirs.shape != ours.shape:
         raise _Left("its forward returns something else than one tensor of the block's shape")
     # float64 in other orders: what differs by more than this is another function.
     scale = torch.maximum(theirs.abs().amax(1, keepdim=True), ours.abs().amax(1, keepdim=True))
     if not torch.all((theirs - ours).abs() <= 1e-10 * scale):
-        raise _Left("its forward computes something else than down(act(gate)·up)")
+        raise _Left(_SOMETHING_ELSE)
+    if upstream is None:
+        return
     if not theirs.requires_grad:
         raise _Left("its forward has no gradient")
-    of = [x, *(t for name in linears for t in small[name].parameters())]
-    upstream = torch.randn(ours.shape, generator=generator, **plain)
+    of = [x, *(t for linear in small.values() for t in linear.parameters())]
     both = (torch.autograd.grad(y, of, upstream, allow_unused=True, materialize_grads=True) for y in (theirs, ours))
     for a, b in zip(*both):
         if not torch.all((a - b).abs() <= 1e-10 * torch.maximum(a.abs().max(), b.abs().max())):
             raise _Left("its gradients are others than those of down(act(gate)·up)")
+
+
+_SOMETHING_ELSE = "its forward computes something else than down(act(gate)·up)"
+
+
+def _compare_roughly(
+    module: nn.Module, small: Dict[str, Any], activation: str, x: Tensor, dtype: torch.dtype
+) -> None:
+    """In an element type that a forward may tell from others, to which the maps are rounded."""
+    # More would be infinite in float16.
+    x = x[:4].detach().to(dtype)
+    for linear in small.values():
+        linear.to(dtype)
+    theirs = []
+    try:
+        for training, grad in product((True, False), repeat=2):
+            with torch.set_grad_enabled(grad):
+                theirs.append(_theirs(module, small, x.requires_grad_(grad), training))
+    except Exception:
+        # Not every PyTorch computes all of them on a CPU, and float64 has shown what the forward takes.
+        return
+    with torch.no_grad():
+        for linear in small.values():
+            linear.double()
+        ours, bound = _ours(small, activation, x.double()), _bound(small, activation, x.double())
+        for y in theirs:
+            if not isinstance(y, Tensor) or y.dtype != dtype or y.shape != ours.shape:
+                raise _Left(f"its forward returns something else than a tensor of {dtype} for one")
+            if not torch.all((y.double() - ours).abs() <= bound):
+                raise _Left(f"{_SOMETHING_ELSE}, in {dtype}")
+
+
+def _bound(small: Dict[str, Any], activation: str, x: Tensor) -> Tensor:
+    """How far a block may be from its exact value where each operation rounds to bfloat16, as PyTorch may be told to do with
+    products of float32 too; float16 sums are within it. A map rounds its product and its sum with the bias. Roundings come to a fifteenth of it."""
+    unit = 2.0**-8
+
+    def terms(name: str, x: Tensor) -> Tensor:
+        return F.linear(x.abs(), small[name].weight.abs(), small[name].bias.abs())
+
+    def gate_and_up(of: Any) -> Tuple[Tensor, ...]:
+        return tuple(of("gate_up_proj").chunk(2, -1)) if "gate_up_proj" in small else (of("gate_proj"), of("up_proj"))
+
+    gate, up = gate_and_up(lambda name: small[name](x).abs())
+    gate_off, up_off = (2 * unit * t for t in gate_and_up(lambda name: terms(name, x)))
+    # The steepest of the functions has a slope below 1.13, relu2 at most 2|g|. Composed of operations, they add some units.
+    relu2 = activation == "reglu2"
+    act = gate.square() if relu2 else gate.clamp(min=1)
+    act_off = gate_off * (2 * (gate + gate_off) if relu2 else 1.13) + 4 * unit * act
+    h_off = act_off * (up + up_off) + act * up_off + unit * act * up
+    down = small["down_proj"].weight.abs()
+    return F.linear(h_off, down) + 2 * unit * terms("down_proj", act * up + h_off)
 
 
 def _compute(

@@ -100,6 +100,42 @@ class OtherGradient(Block):
         return self.down_proj(h)
 
 
+class OfTraining(Block):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if self.training else 2 * y
+
+
+class OfGradients(Block):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if torch.is_grad_enabled() else 2 * y
+
+
+class OfType(Block):
+    """What differs in one element type."""
+
+    dtype = torch.bfloat16
+
+    def forward(self, x):
+        h = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(h.clamp(-1, 1) if h.dtype == self.dtype else h)
+
+
+class OfFloat16(OfType):
+    dtype = torch.float16
+
+
+class OfFloat32(OfType):
+    dtype = torch.float32
+
+
+class Widened(Block):
+    def forward(self, x):
+        y = super().forward(x)
+        return y.float() if y.dtype == torch.bfloat16 else y
+
+
 class TwoInputs(Block):
     def forward(self, x, mask):
         return super().forward(x) * mask
@@ -168,6 +204,12 @@ def test_packed_blocks_and_gradients():
         (Detached, "its gradients are others"),
         (OtherGradient, "its gradients are others"),
         (WithoutGradient, "has no gradient"),
+        (OfTraining, "computes something else"),
+        (OfGradients, "computes something else"),
+        (OfType, "something else than down(act(gate)·up), in torch.bfloat16"),
+        (OfFloat16, "in torch.float16"),
+        (OfFloat32, "in torch.float32"),
+        (Widened, "something else than a tensor of torch.bfloat16"),
         (TwoInputs, "does not take one tensor"),
         (lambda: Block(act=nn.Tanh()), "none of ours"),
     ],
@@ -182,6 +224,19 @@ def test_what_computes_something_else_is_left_alone(make, why):
     with pytest.raises(swiglu.SwigluError) as caught:
         swiglu.nn.MLP.from_module(model)
     assert caught.value.kind == "unsupported"
+
+
+@pytest.mark.parametrize("act", [nn.SiLU, nn.GELU, lambda: nn.GELU("tanh"), nn.ReLU, nn.Sigmoid, nn.Identity, "relu2", "gelu_new"])
+def test_roundings_of_no_element_type_are_taken_for_another_function(act, monkeypatch):
+    if isinstance(act, str):
+        act = pytest.importorskip("transformers.activations", reason="not run: no transformers").ACT2CLS[act]
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert swiglu.patch(Block(act=act())).patched
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert swiglu.patch(Packed()).patched and swiglu.patch(Block(act=act())).patched
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_other_parts_hooks_and_forwards_are_left_alone():
