@@ -169,6 +169,8 @@ def _check_linear(name: str, linear: Any) -> None:
             raise _Left(f"the {what} of {name} has {t.dtype} elements")
         if t.device.type == "meta":
             raise _Left(f"the {what} of {name} has no values (device meta)")
+    if linear.weight.dim() != 2 or linear.bias is not None and linear.bias.shape != linear.weight.shape[:1]:
+        raise _Left(f"the weight and the bias of {name} do not fit each other")
 
 
 def _map(linear: Any) -> Tuple[Tensor, Optional[Tensor]]:
@@ -324,31 +326,32 @@ def _recognise_plain(module: nn.Module) -> Found:
 
 def _level_of(module: nn.Module, linears: Tuple[str, ...]) -> Tuple[str, Optional[str]]:
     """The activation alone goes with maps of any kind: they are called. Else their weights are read."""
-    try:
-        for name in linears[:-1]:
+    plain: Dict[str, Any] = {}
+    called: Dict[str, str] = {}
+    for name in linears:
+        try:
             _check_linear(name, module._modules[name])
-        _check_weights(module, linears[:-1])
-    except _Left as why:
-        return "activation", str(why)
-    try:
-        _check_linear(linears[-1], module._modules[linears[-1]])
-        _check_weights(module, linears)
-    except _Left as why:
-        return "gated", str(why)
-    return "block", None
+            plain[name] = module._modules[name]
+        except _Left as why:
+            called[name] = str(why)
+    _check_weights(plain)
+    if not called:
+        return "block", None
+    return "gated" if list(called) == ["down_proj"] else "activation", next(iter(called.values()))
 
 
-def _check_weights(module: nn.Module, names: Tuple[str, ...]) -> None:
-    linears: List[Any] = [module._modules[name] for name in names]
-    tensors = [t for linear in linears for t in (linear.weight, linear.bias) if t is not None]
+def _check_weights(plain: Dict[str, Any]) -> None:
+    """Refuses what only a forward computes that broadcasts, casts or moves: small maps do not tell whether it does."""
+    tensors = [t for linear in plain.values() for t in (linear.weight, linear.bias) if t is not None]
     if len({t.dtype for t in tensors}) > 1 or len({t.device for t in tensors}) > 1:
         raise _Left("its weights differ in element type or device")
-    shapes = {name: tuple(linear.weight.shape) for name, linear in zip(names, linears)}
-    for name, linear in zip(names, linears):
-        if len(shapes[name]) != 2 or linear.bias is not None and tuple(linear.bias.shape) != shapes[name][:1]:
-            raise _Left(f"the weight and the bias of {name} do not fit each other")
-    features = shapes[names[0]][0] // (2 if names[0] == "gate_up_proj" else 1)
-    if shapes.get("up_proj", shapes[names[0]]) != shapes[names[0]] or shapes.get("down_proj", (0, features))[1] != features:
+    shapes = {name: tuple(linear.weight.shape) for name, linear in plain.items()}
+    of_x = {shape[1] for name, shape in shapes.items() if name != "down_proj"}
+    of_h = {
+        shape[1] if name == "down_proj" else shape[0] / (2 if name == "gate_up_proj" else 1)
+        for name, shape in shapes.items()
+    }
+    if len(of_x) > 1 or len(of_h) > 1:
         raise _Left(f"its weights do not fit each other: {shapes}")
 
 
@@ -394,7 +397,8 @@ def _theirs(module: nn.Module, small: Dict[str, Any], x: Tensor, training: bool)
 
 def _ours(small: Dict[str, Any], activation: str, x: Tensor) -> Tensor:
     found = Found(tuple(small), activation, None, "", "activation", None)
-    return _compute(small, found, "activation", x, "preact", None)
+    result: Tensor = _compute(small, found, "activation", x, "preact", None)
+    return result
 
 
 def _compare(
@@ -474,23 +478,35 @@ def _bound(small: Dict[str, Any], activation: str, x: Tensor) -> Tensor:
     return F.linear(h_off, down) + 2 * unit * terms("down_proj", act * up + h_off)
 
 
+def _called(down: Any, h: Tensor) -> Any:
+    """The result of a down map, or why the original forward is to give h to it."""
+    weight = getattr(down, "weight", None)
+    if isinstance(weight, Tensor) and weight.dtype in _check.COMPUTED and weight.dtype != h.dtype:
+        if not ops._door.autocasts():
+            return f"the weight of down_proj has {weight.dtype} elements, and h {h.dtype}"
+    return down(h)
+
+
 def _compute(
     linears: Dict[str, Any], found: Found, level: str, x: Tensor, save: str, numerics: Optional[str]
-) -> Tensor:
+) -> Any:
+    """The block, or why its original forward is to compute what its maps gave: it may promote, broadcast or cast that."""
     name, down = found.activation, linears["down_proj"]
     if level == "activation":
+        made = [linears[part](x) for part in found.linears[:-1]]
+        gate, up = made[0], made[-1]
+        if not isinstance(gate, Tensor) or not isinstance(up, Tensor) or gate.dtype not in _check.COMPUTED:
+            return "its maps gave something else than tensors of float32, float16, bfloat16 or float64"
+        if gate.dtype != up.dtype or gate.shape != up.shape or gate.device != up.device:
+            return f"its maps gave a gate of {gate.dtype}, {list(gate.shape)}, and an up of {up.dtype}, {list(up.shape)}"
         if found.packed:
-            h = ops.glu(linears["gate_up_proj"](x), name, numerics=numerics)
-        else:
-            h = ops.silu_mul(linears["gate_proj"](x), linears["up_proj"](x), activation=name, numerics=numerics)
-        result: Tensor = down(h)
-        return result
+            return _called(down, ops.glu(gate, name, numerics=numerics))
+        return _called(down, ops.silu_mul(gate, up, activation=name, numerics=numerics))
     gate = _map(linears["gate_up_proj" if found.packed else "gate_proj"])
     up = (None, None) if found.packed else _map(linears["up_proj"])
     how: Dict[str, Any] = {"activation": name, "save": save, "numerics": numerics}
     if level == "gated":
-        result = down(ops.gated_linear(x, gate[0], up[0], gate[1], up[1], **how))
-        return result
+        return _called(down, ops.gated_linear(x, gate[0], up[0], gate[1], up[1], **how))
     last = _map(down)
     return ops.mlp(x, gate[0], up[0], last[0], biases=(gate[1], up[1], last[1]), **how)
 
@@ -518,11 +534,12 @@ def _forward(self: Any, *args: Any, **named: Any) -> Tensor:
     changed = changed or _changed(self, found, patch.level)
     if changed is None and isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided):
         changed = "x is a nested tensor" if x.is_nested else f"x lies in memory as {x.layout}"
-    if changed is not None:
-        ops._kernels.note("patched block", "original", changed)
-        result: Tensor = original(type(self))(self, *args, **named)
-        return result
-    return _compute(self._modules, found, patch.level, x, patch.save, patch.numerics)
+    made = changed or _compute(self._modules, found, patch.level, x, patch.save, patch.numerics)
+    if isinstance(made, str):
+        ops._kernels.note("patched block", "original", made)
+        made = original(type(self))(self, *args, **named)
+    result: Tensor = made
+    return result
 
 
 def _replicate(module: Any) -> Any:

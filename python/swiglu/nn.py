@@ -103,7 +103,12 @@ class _Gated(nn.Module):
         how: Any = {"activation": self.activation, "numerics": self.numerics}
         if self.packed:
             return ops.glu(self.gate_up_proj(x), **how)
-        return ops.silu_mul(self.gate_proj(x), self.up_proj(x), **how)
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        # As PyTorch's product; who gives something else than tensors is told by the operation.
+        if isinstance(gate, Tensor) and isinstance(up, Tensor) and gate.dtype != up.dtype:
+            dtype = torch.promote_types(gate.dtype, up.dtype)
+            gate, up = gate.to(dtype), up.to(dtype)
+        return ops.silu_mul(gate, up, **how)
 
     def _shape_of_gate(self) -> Tuple[int, int]:
         shape = (self.gate_up_proj if self.packed else self.gate_proj).weight.shape
