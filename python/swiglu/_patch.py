@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from html import escape
 from itertools import product
 from typing import Any, Dict, Iterator, List, Optional, Tuple
@@ -46,10 +46,27 @@ class Found:
     #: The most that can be taken over, and why not more.
     level: str
     why: Optional[str]
-    #: What its class computes with, what the class of its activation does, and plain attributes that either may go by.
-    forward: Any = None
-    act_forward: Any = None
-    attributes: Tuple[Tuple[str, Any], ...] = ()
+    #: Its class, and attributes of its own that its forward may go by.
+    cls: Any = nn.Module
+    own: Dict[str, Any] = field(default_factory=dict)
+    #: What its class computes with, what the class of its activation does, and all plain attributes that either may go by.
+    forward: Any = field(init=False)
+    act_forward: Any = field(init=False)
+    attributes: Tuple[Tuple[str, Any], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.__dict__.update(
+            forward=original(self.cls),
+            act_forward=type(self.act).forward if isinstance(self.act, nn.Module) else None,
+            attributes=tuple({**_of_class(self.cls), **self.own}.items()),
+        )
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # What classes have is theirs: a copy would be another value, and not all of it can be copied or pickled.
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        Found.__init__(self, **state)
 
     @property
     def packed(self) -> bool:
@@ -252,16 +269,21 @@ def _same(now: Any, was: Any) -> bool:
     return type(now) is type(was) and type(now) in (bool, int, float, str) and bool(now == was)
 
 
-def _attributes(module: nn.Module) -> Tuple[Tuple[str, Any], ...]:
-    """What a forward may go by that is no module and no tensor: attributes of a module, and values that its class has."""
-    cls = type(module)
-    names = {name: None for name in module.__dict__ if name not in _OF_MODULES and not name.startswith("_swiglu")}
+def _of_class(cls: Any) -> Dict[str, Any]:
+    """The values of a class that a forward may go by."""
+    names: Dict[str, None] = {}
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
         for name, value in vars(base).items():
             # What is called, or computes what it gives, is part of the class, as its forward is.
             if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
                 names[name] = None
-    return tuple((name, getattr(module, name)) for name in names if hasattr(module, name))
+    return {name: getattr(cls, name) for name in names if hasattr(cls, name)}
+
+
+def _own(module: nn.Module) -> Dict[str, Any]:
+    """What a module itself has that is no module and no tensor."""
+    names = (name for name in module.__dict__ if name not in _OF_MODULES and not name.startswith("_swiglu"))
+    return {name: getattr(module, name) for name in names if hasattr(module, name)}
 
 
 #: What every module has, and what changes without a change of what is computed.
@@ -320,8 +342,7 @@ def _recognise_plain(module: nn.Module) -> Found:
     activation = _activation_of(act)
     _expect_same(module, linears, activation)
     level, why = _level_of(module, linears)
-    of_act = type(act).forward if isinstance(act, nn.Module) else None
-    return Found(linears, activation, act, names[0], level, why, original(type(module)), of_act, _attributes(module))
+    return Found(linears, activation, act, names[0], level, why, type(module), _own(module))
 
 
 def _level_of(module: nn.Module, linears: Tuple[str, ...]) -> Tuple[str, Optional[str]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import pickle
 import subprocess
 import sys
 import types
@@ -144,6 +146,19 @@ def test_subclasses_keep_their_forward():
             assert [m.level for m in swiglu.patch(model).modules][:2] == [None, None]
     finally:
         swiglu.unpatch(model)
+        swiglu.hf.unapply()
+
+
+def test_models_are_pickled_and_copied_after_their_first_call():
+    transformers = pytest.importorskip("transformers", reason="not run: no transformers")
+    model, ids = small(transformers, "Llama"), torch.arange(1, 13, device=Here.device)[None]
+    swiglu.hf.apply("llama")
+    try:
+        expected = model(ids).logits
+        for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+            assert torch.equal(again(ids).logits, expected)
+            assert ops.explain_last().way != "original", ops.explain_last()
+    finally:
         swiglu.hf.unapply()
 
 

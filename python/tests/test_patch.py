@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
+import threading
 
 import pytest
 
@@ -495,6 +497,29 @@ def test_a_patched_model_is_pickled_whole():
         expect_block(again[0], x, again[0](x))
         assert torch.equal(again[1](x), model[1](x)) and not torch.equal(again[0](x), model[0](x))
     assert swiglu.unpatch(again) == 2 and "forward" not in vars(again[0])
+
+
+def undecorated(forward):
+    return lambda self, x: forward(self, x)
+
+
+class WithALock(Block):
+    """A block whose class has what is neither copied nor pickled, and a value that is copied as another one."""
+
+    lock, module, limits = threading.Lock(), threading, [1.0]
+    forward = undecorated(Block.forward)
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copied", "pickled"])
+def test_what_a_class_has_is_neither_copied_nor_pickled(twin, monkeypatch):
+    model, x = WithALock(), tensor(3, 8)
+    swiglu.patch(model, strict=True)
+    again = twin(model)
+    torch.testing.assert_close(again(x), model(x))
+    assert ops.explain_last().way != "original", ops.explain_last()
+    monkeypatch.setattr(WithALock, "limits", [2.0])
+    again(x)
+    assert "limits" in ops.explain_last().reason
 
 
 def test_a_model_without_blocks_is_no_success_where_all_must_be_patched():
