@@ -13,6 +13,7 @@ from typing import Any, Dict, Tuple
 import pytest
 import swiglu.hf
 import torch
+from swiglu._patch import in_force
 
 for _name, _mixin in (("exporters.test_export", "ExportTesterMixin"), ("generation.test_utils", "GenerationTesterMixin")):
     _module = types.ModuleType(f"tests.{_name}")
@@ -77,7 +78,7 @@ class LlamaTest(ModelTesterMixin, TrainingTesterMixin, unittest.TestCase):
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         model = LlamaForCausalLM(config).to(torch_device).eval()
         model(**inputs)
-        assert all("_swiglu_patch" in vars(layer.mlp) for layer in model.model.layers)
+        assert all(in_force(layer.mlp) for layer in model.model.layers)
 
 
 del ModelTesterMixin, TrainingTesterMixin

@@ -543,7 +543,10 @@ class _Patch:
 
 
 def _forward(self: Any, *args: Any, **named: Any) -> Tensor:
-    patch: _Patch = self._swiglu_patch
+    return _as_patched(self, self._swiglu_patch, *args, **named)
+
+
+def _as_patched(self: Any, patch: _Patch, *args: Any, **named: Any) -> Tensor:
     found = patch.found
     changed = None
     if len(args) == 1 and not named:
@@ -585,8 +588,8 @@ def _unbind(module: nn.Module) -> None:
 
 #: Of a forward of ours in a class: itself, and the one in whose place it is.
 ORIGINAL = "_swiglu_original"
-#: Of a module that such a forward has not recognised: why.
-_LEFT = "_swiglu_left"
+#: Of a module that such a forward has met: how it computes, or why as before. It says nothing once that forward is gone.
+_RECOGNISED = "_swiglu_recognised"
 
 
 def original(cls: Any) -> Any:
@@ -605,18 +608,28 @@ def _named(module: nn.Module) -> str:
 def forward_recognised(self: Any, *args: Any, **named: Any) -> Tensor:
     """The forward of a class whose modules nobody has patched one by one: each is recognised in its first call."""
     own = self.__dict__
-    if _ATTRIBUTE not in own and _LEFT not in own and not ops._door.watched():
+    if _RECOGNISED not in own and not ops._door.watched():
         try:
             found = _recognise(self)
-            own[_ATTRIBUTE] = _Patch(found, found.level, "preact", None, _named(self))
+            own[_RECOGNISED] = _Patch(found, found.level, "preact", None, _named(self))
         except _Left as why:
-            own[_LEFT] = str(why)
-    if _ATTRIBUTE not in own:
-        first = "its first call is inside torch.compile, a transform or a trace"
-        ops._kernels.note("block", "original", own.get(_LEFT, first))
+            own[_RECOGNISED] = str(why)
+    how = own.get(_RECOGNISED, "its first call is inside torch.compile, a transform or a trace")
+    if isinstance(how, str):
+        ops._kernels.note("block", "original", how)
         result: Tensor = original(type(self))(self, *args, **named)
         return result
-    return _forward(self, *args, **named)
+    return _as_patched(self, how, *args, **named)
+
+
+def in_force(module: nn.Module) -> Optional[_Patch]:
+    """How a module computes with our kernels: as it was patched, or as a forward of ours recognised it."""
+    own = module.__dict__
+    how = own.get(_ATTRIBUTE)
+    # Ours is its class's, or its own, where `kernels` put it there.
+    if how is None and (type(module).forward is not original(type(module)) or "forward" in own):
+        how = own.get(_RECOGNISED)
+    return how if isinstance(how, _Patch) else None
 
 
 def patch(
@@ -679,7 +692,7 @@ def unpatch(model: nn.Module) -> int:
     """Undoes :func:`patch`; the number of modules that were patched."""
     count = 0
     for module in _check.expect_module("model", model).modules():
-        module.__dict__.pop(_LEFT, None)
+        module.__dict__.pop(_RECOGNISED, None)
         if module.__dict__.pop(_ATTRIBUTE, None) is not None:
             _unbind(module)
             count += 1

@@ -19,6 +19,7 @@ import swiglu
 import swiglu.hf
 import swiglu.torch as ops
 import torch
+from swiglu._patch import in_force
 from test_ops import Here, device, tensor  # noqa: F401
 from test_patch import Block, Scaled, expect_block
 from torch import nn
@@ -107,13 +108,13 @@ def test_classes_of_transformers(kind, name, device):
             assert swiglu.hf.apply(kind.lower()) == [name]
             found = before(ids).logits
             block = before.model.layers[0].mlp
-            assert "_swiglu_patch" in vars(block), vars(block).get("_swiglu_left")
+            assert in_force(block), vars(block)["_swiglu_recognised"]
             # Parts in float32, whose differences two layers amplify a few times.
             assert (found - expected).abs().max() <= 64 * 2.0**-24 * expected.abs().max()
             changed = small(transformers, kind)
             changed.model.layers[0].mlp.down_proj.register_forward_hook(lambda m, i, y: 2 * y)
             changed(ids)
-            assert vars(changed.model.layers[0].mlp)["_swiglu_patch"].level == "gated"
+            assert in_force(changed.model.layers[0].mlp).level == "gated"
         finally:
             assert swiglu.hf.unapply() == [name]
         assert torch.equal(before(ids).logits, expected)
@@ -160,6 +161,24 @@ def test_models_are_pickled_and_copied_after_their_first_call():
             assert ops.explain_last().way != "original", ops.explain_last()
     finally:
         swiglu.hf.unapply()
+
+
+def test_blocks_that_were_called_are_patched_as_others():
+    transformers = pytest.importorskip("transformers", reason="not run: no transformers")
+    model, ids = small(transformers, "Llama"), torch.arange(1, 13, device=Here.device)[None]
+    block = model.model.layers[0].mlp
+    swiglu.hf.apply("llama")
+    try:
+        model(ids)
+        assert [m.level for m in swiglu.patch(model, level="gated", save="input").modules] == ["gated", "gated"]
+        assert (in_force(block).level, in_force(block).save) == ("gated", "input")
+        assert swiglu.unpatch(model) == 2 and swiglu.unpatch(model) == 0
+        model(ids)
+        assert in_force(block).level == "block"
+    finally:
+        swiglu.hf.unapply()
+    assert in_force(block) is None and swiglu.unpatch(model) == 0
+    assert len(swiglu.patch(model, strict=True).patched) == 2 and "forward" in vars(block)
 
 
 def test_models_that_there_are_not():

@@ -13,10 +13,11 @@ from . import _check
 
 def _blocks(module: nn.Module) -> Iterator[Tuple[str, nn.Module, int, Tensor]]:
     """The parts of a module that compute with our kernels: name, module, input features, one of the weights."""
+    from .._patch import in_force
     from ..nn import _Gated
 
     for name, part in _check.expect_module("module", module).named_modules():
-        patch = part.__dict__.get("_swiglu_patch")
+        patch = in_force(part)
         if patch is not None:
             first: Any = part._modules[patch.found.linears[0]]
             yield name, part, first.in_features, first.weight
@@ -94,11 +95,11 @@ class Graphed:
             t = tensors.get(name)
             if (None if t is None else t.data_ptr()) != address:
                 why = f"its {name} lies elsewhere now"
-        patch = self.module.__dict__.get("_swiglu_patch")
-        if why is None and patch is not None:
-            from .._patch import _changed
+        if why is None:
+            from .._patch import _changed, in_force
 
-            why = _changed(self.module, patch.found, patch.level)
+            patch = in_force(self.module)
+            why = None if patch is None else _changed(self.module, patch.found, patch.level)
         if why is not None:
             raise error("layout", "graphed module", f"{why}; call graphed() again")
 
