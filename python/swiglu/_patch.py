@@ -159,7 +159,10 @@ _PYTORCHS = _LINEAR_CALL.__module__ == nn.Module.__module__ and _LINEAR_FORWARD.
 
 
 def _maps_replaced() -> bool:
-    return nn.Linear.forward is not _LINEAR_FORWARD or nn.Linear.__call__ is not _LINEAR_CALL
+    if nn.Linear.forward is not _LINEAR_FORWARD or nn.Linear.__call__ is not nn.Module.__call__:
+        return True
+    # PyTorch's tracer puts its own call into all modules for as long as it traces, in the place of what anybody else put there.
+    return nn.Linear.__call__ is not _LINEAR_CALL and (ops._door.traced() or not ops._door.recorded())
 
 
 def _check_linear(name: str, linear: Any) -> None:
@@ -608,7 +611,7 @@ def _named(module: nn.Module) -> str:
 def forward_recognised(self: Any, *args: Any, **named: Any) -> Tensor:
     """The forward of a class whose modules nobody has patched one by one: each is recognised in its first call."""
     own = self.__dict__
-    if _RECOGNISED not in own and not ops._door.watched():
+    if _RECOGNISED not in own and not ops._door.watched() and not ops._door.recorded():
         try:
             found = _recognise(self)
             own[_RECOGNISED] = _Patch(found, found.level, "preact", None, _named(self))

@@ -181,6 +181,20 @@ def test_blocks_that_were_called_are_patched_as_others():
     assert len(swiglu.patch(model, strict=True).patched) == 2 and "forward" in vars(block)
 
 
+def test_a_first_call_inside_a_trace_decides_nothing():
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama", reason="not run: no transformers")
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from transformers import LlamaConfig
+
+    block, x = modeling.LlamaMLP(LlamaConfig(hidden_size=32, intermediate_size=20)).to(Here.device), tensor(3, 32)
+    swiglu.hf.apply("llama")
+    try:
+        torch.testing.assert_close(make_fx(block)(x)(x), block(x))
+        assert in_force(block).level == "block"
+    finally:
+        swiglu.hf.unapply()
+
+
 def test_models_that_there_are_not():
     pytest.importorskip("transformers", reason="not run: no transformers")
     # Of the last two the classes called ...MLP have no gate, or are around experts.

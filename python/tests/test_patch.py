@@ -767,6 +767,20 @@ def test_a_mode_neither_hinders_recognition_nor_sees_it():
     assert mode.products == 3
 
 
+@pytest.mark.parametrize("make", [Block, Packed])
+@pytest.mark.parametrize("grad", [True, False])
+def test_operators_stay_in_traces_that_are_not_strict(make, grad):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    model, x = nn.Sequential(make()), tensor(3, 8)
+    swiglu.patch(model, strict=True)
+    with torch.set_grad_enabled(grad):
+        y = model(x)
+        for traced in (torch.export.export(model, (x,), strict=False).module(), make_fx(model)(x)):
+            assert any("swiglu" in str(node.target) for node in traced.graph.nodes), traced.graph
+            torch.testing.assert_close(traced(x), y)
+
+
 def test_weights_of_experts_are_reported():
     class Experts(nn.Module):
         def __init__(self):
