@@ -49,6 +49,8 @@ class Found:
     #: Its class, and attributes of its own that its forward may go by.
     cls: Any = nn.Module
     own: Dict[str, Any] = field(default_factory=dict)
+    #: How many modules it has.
+    parts: int = 0
     #: What its class computes with, what the class of its activation does, and all plain attributes that either may go by.
     forward: Any = field(init=False)
     act_forward: Any = field(init=False)
@@ -239,6 +241,9 @@ def _changed(module: nn.Module, found: Found, level: str) -> Optional[str]:
         if now is not was and not _same(now, was):
             return f"its {name} is another one now"
     children = module._modules
+    # It had neither of the first, and of the last those that are looked at here: a forward may ask whether it has more.
+    if module._parameters or module._buffers or len(children) != found.parts:
+        return "it has other parts or values of its own now"
     act = children.get(found.act_name)
     if act is None:
         act = getattr(module, found.act_name, None)
@@ -345,7 +350,7 @@ def _recognise_plain(module: nn.Module) -> Found:
     activation = _activation_of(act)
     _expect_same(module, linears, activation)
     level, why = _level_of(module, linears)
-    return Found(linears, activation, act, names[0], level, why, type(module), _own(module))
+    return Found(linears, activation, act, names[0], level, why, type(module), _own(module), len(module._modules))
 
 
 def _level_of(module: nn.Module, linears: Tuple[str, ...]) -> Tuple[str, Optional[str]]:

@@ -398,6 +398,32 @@ def test_attributes_that_change_after_patching_are_noticed(name, value, level):
         assert ops.explain_last().way != "original"
 
 
+class WithMoreLater(Block):
+    def forward(self, x):
+        y = super().forward(x)
+        return self.extra(y) if hasattr(self, "extra") else y * getattr(self, "scale", 1)
+
+
+@pytest.mark.parametrize("level", ["block", "activation"])
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda m: setattr(m, "extra", nn.Linear(8, 8, device=Here.device)),
+        lambda m: setattr(m, "scale", nn.Parameter(tensor(8))),
+        lambda m: m.register_buffer("scale", tensor(8)),
+    ],
+    ids=["module", "parameter", "buffer"],
+)
+def test_what_is_added_after_patching_is_noticed(add, level):
+    model, x = WithMoreLater(), tensor(3, 8)
+    swiglu.patch(model, level=level)
+    add(model)
+    y = model(x)
+    assert "other parts" in ops.explain_last().reason
+    swiglu.unpatch(model)
+    torch.testing.assert_close(y, model(x))
+
+
 def test_a_value_of_the_class_is_noticed(monkeypatch):
     model, x = ScaledLater(), tensor(3, 8)
     swiglu.patch(model)
