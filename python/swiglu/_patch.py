@@ -487,7 +487,8 @@ def _compare_roughly(
 
 def _bound(small: Dict[str, Any], activation: str, x: Tensor) -> Tensor:
     """How far a block may be from its exact value where each operation rounds to bfloat16, as PyTorch may be told to do with
-    products of float32 too; float16 sums are within it. A map rounds its product and its sum with the bias. Roundings come to a fifteenth of it."""
+    products of float32 too; float16 sums are within it. A map rounds its product and its sum with the bias. Roundings come to
+    a fifteenth of it."""
     unit = 2.0**-8
 
     def terms(name: str, x: Tensor) -> Tensor:
@@ -551,10 +552,10 @@ class _Patch:
 
 
 def _forward(self: Any, *args: Any, **named: Any) -> Tensor:
-    return _as_patched(self, self._swiglu_patch, *args, **named)
+    return _as_patched(self, self._swiglu_patch, args, named)
 
 
-def _as_patched(self: Any, patch: _Patch, *args: Any, **named: Any) -> Tensor:
+def _as_patched(self: Any, patch: _Patch, args: Tuple[Any, ...], named: Dict[str, Any]) -> Tensor:
     found = patch.found
     changed = None
     if len(args) == 1 and not named:
@@ -627,7 +628,7 @@ def forward_recognised(self: Any, *args: Any, **named: Any) -> Tensor:
         ops._kernels.note("block", "original", how)
         result: Tensor = original(type(self))(self, *args, **named)
         return result
-    return _as_patched(self, how, *args, **named)
+    return _as_patched(self, how, args, named)
 
 
 def in_force(module: nn.Module) -> Optional[_Patch]:

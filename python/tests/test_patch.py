@@ -228,7 +228,9 @@ def test_what_computes_something_else_is_left_alone(make, why):
     assert caught.value.kind == "unsupported"
 
 
-@pytest.mark.parametrize("act", [nn.SiLU, nn.GELU, lambda: nn.GELU("tanh"), nn.ReLU, nn.Sigmoid, nn.Identity, "relu2", "gelu_new"])
+@pytest.mark.parametrize(
+    "act", [nn.SiLU, nn.GELU, lambda: nn.GELU("tanh"), nn.ReLU, nn.Sigmoid, nn.Identity, "relu2", "gelu_new"]
+)
 def test_roundings_of_no_element_type_are_taken_for_another_function(act, monkeypatch):
     if isinstance(act, str):
         act = pytest.importorskip("transformers.activations", reason="not run: no transformers").ACT2CLS[act]
@@ -693,6 +695,16 @@ def test_a_call_by_name_or_with_more_goes_as_before():
         assert ops.explain_last().way == "original"
     with pytest.raises(TypeError):
         block(unknown=x)
+
+
+def test_an_argument_may_have_any_name():
+    class Odd(Block):
+        def forward(self, patch):
+            return super().forward(patch)
+
+    block, x = Odd(16, 24), torch.randn(3, 16, device=Here.device)
+    swiglu.patch(block, strict=True)
+    torch.testing.assert_close(block(patch=x), block(x))
 
 
 def test_a_replica_computes_with_its_own_parameters():
