@@ -91,6 +91,11 @@ fn bound_by(limits: [f64; 2]) -> f64 {
     a.hypot(b)
 }
 
+/// Seconds of a launch of so many cycles, and seconds of memory, that come together.
+fn launched(cycles: f64, traffic: f64, machine: &Machine) -> f64 {
+    machine.launch + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
+}
+
 /// What kernels for few rows take as a multiple of what follows from their form, where there are more tokens than a
 /// tile has: between what an H200 took with two shapes.
 const MORE_THAN_A_TILE: f64 = 1.35;
@@ -157,9 +162,7 @@ fn of_tiles(form: &Form, problem: &Problem, machine: &Machine, ends: Ends) -> f6
         true => waves * bound_by([multiply.max(epilogue), from_l2]) + epilogue,
         false => waves * bound_by([multiply + epilogue, from_l2]),
     };
-    machine.launch
-        + FILL / machine.clock
-        + bound_by([cycles / machine.clock, machine.stream(ends.bytes)])
+    launched(cycles, machine.stream(ends.bytes), machine)
 }
 
 /// Seconds of a product `[m, k]` by `[k, n]` by cuBLASLt, which has tiles for every shape and splits
@@ -191,7 +194,7 @@ fn product(
     let shapes = [[128.0, 256.0], [128.0, 128.0], [64.0, 128.0], [16.0, 128.0]];
     let cycles = shapes.into_iter().map(cycles).fold(f64::INFINITY, f64::min);
     let traffic = machine.stream((m * k + k * n) * size) + results;
-    machine.launch + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
+    launched(cycles, traffic, machine)
 }
 
 /// Of a matrix of any extents.
@@ -223,7 +226,7 @@ pub(crate) fn skinny_down(problem: &Problem, machine: &Machine) -> f64 {
     let from_l2 = (m + tile_h as f64) * k * size * tiles.min(machine.multiprocessors) / machine.l2;
     let cycles = waves * bound_by([multiply, from_l2]);
     let traffic = machine.stream((m * k + k * n + m * n) * size);
-    machine.launch + FILL / machine.clock + bound_by([cycles / machine.clock, traffic])
+    launched(cycles, traffic, machine)
 }
 
 /// The unfused path of 16-bit types as a multiple of what follows from its form, up to 64 tokens, up to 256 and

@@ -50,26 +50,20 @@ pub struct NotKept {
     pub why: String,
 }
 
+macro_rules! record {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../../tuning/", $name)))
+    };
+}
+
 /// Records that are part of this program, by file name: entries as `swiglu tune` wrote them. Of those for one device the
 /// first that has a problem counts; between its name and `.json` a file's name may say what it is of.
 static SHIPPED: &[(&str, &str)] = &[
-    (
-        "nvidia-h100-80gb-hbm3-sm_90a.json",
-        include_str!("../../../tuning/nvidia-h100-80gb-hbm3-sm_90a.json"),
-    ),
-    (
-        "nvidia-h200-sm_90a.blocks-128.json",
-        include_str!("../../../tuning/nvidia-h200-sm_90a.blocks-128.json"),
-    ),
-    (
-        "nvidia-h200-sm_90a.blocks.json",
-        include_str!("../../../tuning/nvidia-h200-sm_90a.blocks.json"),
-    ),
-    ("nvidia-h200-sm_90a.json", include_str!("../../../tuning/nvidia-h200-sm_90a.json")),
-    (
-        "nvidia-h200-sm_90a.tokens.json",
-        include_str!("../../../tuning/nvidia-h200-sm_90a.tokens.json"),
-    ),
+    record!("nvidia-h100-80gb-hbm3-sm_90a.json"),
+    record!("nvidia-h200-sm_90a.blocks-128.json"),
+    record!("nvidia-h200-sm_90a.blocks.json"),
+    record!("nvidia-h200-sm_90a.json"),
+    record!("nvidia-h200-sm_90a.tokens.json"),
 ];
 
 /// The shipped records of an architecture.
@@ -230,14 +224,12 @@ impl Tuning {
     /// than kernels for whole blocks take it may be of its gated linear layer. It allocates nothing.
     pub(crate) fn near(&self, problem: &Problem, tf32: bool) -> Option<(Origin, Near<'_>)> {
         let of = |problem: &Problem| {
-            let mut best: Option<(Origin, Near<'_>)> = None;
-            for Source { origin, table, .. } in &self.tables {
-                let Some(near) = table.near(problem, tf32) else { continue };
-                if best.as_ref().is_none_or(|(_, best)| near.rank(problem) < best.rank(problem)) {
-                    best = Some((*origin, near));
-                }
-            }
-            best
+            let all = self
+                .tables
+                .iter()
+                .filter_map(|source| Some((source.origin, source.table.near(problem, tf32)?)));
+            // Of equals it is the first.
+            all.min_by_key(|(_, near)| near.rank(problem))
         };
         let whole = of(problem);
         if problem.op != Op::Mlp || problem.m <= MOST_TOKENS {
@@ -247,10 +239,7 @@ impl Tuning {
         let layout = WeightLayout { orientation: Orientation::OutIn, ..problem.layout };
         let h = problem.with_op(Op::GatedLinear).with_layout(layout);
         let of_h = of(&h).map(|(origin, near)| (origin, near.of_h()));
-        match (whole, of_h) {
-            (Some(whole), Some(of_h)) if of_h.1.rank(problem) < whole.1.rank(problem) => Some(of_h),
-            (whole, of_h) => whole.or(of_h),
-        }
+        [whole, of_h].into_iter().flatten().min_by_key(|(_, near)| near.rank(problem))
     }
 
     pub(crate) fn notes(&self) -> &[String] {
