@@ -1,4 +1,7 @@
-"""Lets the feed-forward blocks of a model compute with our kernels, where nothing else would be lost by it."""
+"""Lets the feed-forward blocks of a model compute with our kernels, where nothing else would be lost by it.
+
+One file, because what recognises a block, what tries it, and what each call looks at and computes go by one record of it.
+"""
 
 from __future__ import annotations
 

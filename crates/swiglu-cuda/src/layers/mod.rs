@@ -18,8 +18,11 @@ mod weights;
 /// The bytes of a part of scratch memory, of which these are the factors: the next one begins at a whole address. No memory is as
 /// large as what a product that is too large gives.
 fn part<const N: usize>(factors: [usize; N]) -> usize {
-    let bytes = factors.into_iter().fold(1, usize::saturating_mul);
-    bytes.checked_next_multiple_of(256).unwrap_or(usize::MAX)
+    product(factors).checked_next_multiple_of(256).unwrap_or(usize::MAX)
+}
+
+fn product<const N: usize>(factors: [usize; N]) -> usize {
+    factors.into_iter().fold(1, usize::saturating_mul)
 }
 
 pub use activation::{DeviceGateUp, DeviceGateUpMut};

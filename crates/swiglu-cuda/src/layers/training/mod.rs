@@ -15,4 +15,4 @@ mod weight_gradient;
 pub use host::HostSaved;
 pub use kept::DeviceKeptMut;
 
-use super::part;
+use super::{part, product};

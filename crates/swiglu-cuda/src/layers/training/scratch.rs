@@ -3,7 +3,7 @@
 use swiglu_core::{DType, Element, Op, Pass, Path, Problem, SavePolicy};
 
 use super::kept::Kept;
-use super::part;
+use super::{part, product};
 use crate::device::cuda::Cuda;
 use crate::device::lt::{LinearWeights, Lt};
 use crate::kernels::elementwise::{Stored, Tensor};
@@ -186,8 +186,7 @@ impl Cuda {
             Path::Unfused => part([m, half, dtype.size()]).saturating_add(parts.lt),
             _ => part([m, half, dtype.size()]),
         };
-        let gate_and_up = [2, half, m, dtype.size()].into_iter().fold(1, usize::saturating_mul);
-        parts.total().max(before).saturating_add(gate_and_up)
+        parts.total().max(before).saturating_add(product([2, half, m, dtype.size()]))
     }
 }
 
