@@ -27,6 +27,8 @@ pub const DEFINITION_SCHEMA: usize = 2;
 pub struct Experiment {
     /// Unique, and the stem of its file.
     pub id: String,
+    /// The experiment whose records answer it: itself, or another that measures the same for another claim.
+    pub records: String,
     /// One line.
     pub title: String,
     /// One sentence that ends in a question mark.
@@ -204,7 +206,7 @@ impl Experiment {
     fn identity(&self) -> String {
         let mut measured = json!({
             "schema": DEFINITION_SCHEMA,
-            "id": self.id,
+            "id": self.records,
             "device": self.device,
             "profiles": self.profiles,
             "cases": self.cases,

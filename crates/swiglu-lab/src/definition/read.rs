@@ -1,6 +1,7 @@
 //! From TOML to an [`Experiment`], with the place of everything that is refused.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -13,7 +14,7 @@ use super::{CANDIDATE, DEFINITION_SCHEMA, Experiment, METRICS, MOST_WAYS, Pace, 
 use crate::case::{Case, CaseOp, DeviceKind, Heat};
 use crate::error::Result;
 use crate::files::file_stem;
-use crate::place::{NAME, Place, is_name};
+use crate::place::{NAME, Place, is_name, text_of};
 use crate::text::Named;
 
 #[derive(Deserialize)]
@@ -27,10 +28,12 @@ struct Raw {
     /// What varies, for people.
     #[serde(default, rename = "focus")]
     _focus: Vec<String>,
-    device: DeviceKind,
-    profiles: Spanned<Vec<Spanned<ProfileDef>>>,
-    cases: Sweeps,
-    metrics: RawMetrics,
+    /// Another experiment, whose records answer this one too: what is measured is there, and not here.
+    records: Option<Spanned<String>>,
+    device: Option<DeviceKind>,
+    profiles: Option<Profiles>,
+    cases: Option<Sweeps>,
+    metrics: Option<RawMetrics>,
     pace: Option<Spanned<Pace>>,
     claim: RawClaim,
     boundary: RawBoundary,
@@ -38,6 +41,7 @@ struct Raw {
     decisions: Vec<String>,
 }
 
+type Profiles = Spanned<Vec<Spanned<ProfileDef>>>;
 type Sweeps = Spanned<Vec<Spanned<RawCases>>>;
 
 /// A sweep: the product of its arrays.
@@ -88,25 +92,72 @@ struct RawBoundary {
 
 pub(super) fn experiment(source: &str, path: &Path) -> Result<Experiment> {
     let place = Place::new(source, path);
-    let raw: Raw = place.toml()?;
-    header(&raw, &place)?;
-    let profiles = profiles(&raw.profiles, &place)?;
+    of_raw(place.toml()?, &place)
+}
+
+fn of_raw(mut raw: Raw, place: &Place<'_>) -> Result<Experiment> {
+    header(&raw, place)?;
+    let measured = measured(&mut raw, place)?;
     Ok(Experiment {
         title: place.sentence("title", &raw.title)?,
         question: place.sentence("question", &raw.question)?,
         why: place.sentence("why", &raw.why)?,
         boundary: place.sentence("boundary.text", &raw.boundary.text)?,
-        device: raw.device,
-        cases: cases(raw.device, &raw.cases, &place)?,
-        metrics: raw.metrics.groups.into_inner(),
-        claim: claim(raw.claim, &profiles, &place)?,
-        profiles,
-        pace: pace(raw.pace, &place)?,
+        claim: claim(raw.claim, &measured.profiles, place)?,
         decisions: [raw.decisions, raw.boundary.decisions].concat(),
         id: raw.id.into_inner(),
-        definition_hash: String::new(),
-        path: path.to_path_buf(),
+        path: place.path.to_path_buf(),
+        ..measured
     })
+}
+
+/// What is measured, and as which experiment.
+fn measured(raw: &mut Raw, place: &Place<'_>) -> Result<Experiment> {
+    let Raw { records, device, profiles, cases, metrics, pace, .. } = raw;
+    let there = (device.take(), profiles.take(), cases.take(), metrics.take(), pace.take());
+    match (records, there) {
+        (Some(records), (None, None, None, None, None)) => of_other(records, place),
+        (Some(records), _) => {
+            let message = "records: the other experiment says what is measured; expected no device, profiles, \
+                           cases, metrics and pace beside it";
+            Err(place.at(records.span(), message))
+        }
+        (None, (Some(device), Some(profiles), Some(cases), Some(metrics), pace)) => {
+            Ok(Experiment {
+                records: raw.id.get_ref().clone(),
+                device,
+                profiles: self::profiles(&profiles, place)?,
+                cases: self::cases(device, &cases, place)?,
+                metrics: groups(metrics, place)?,
+                pace: self::pace(pace, place)?,
+                ..Experiment::default()
+            })
+        }
+        (None, (device, profiles, cases, metrics, _)) => {
+            let there = [device.is_some(), profiles.is_some(), cases.is_some(), metrics.is_some()];
+            let named = ["device", "profiles", "cases", "metrics"].into_iter().zip(there);
+            let missing: Vec<_> = named.filter(|(_, there)| !there).map(|(name, _)| name).collect();
+            let message = format!(
+                "missing {}: expected what is measured, or `records`, an experiment that measures it",
+                missing.join(", ")
+            );
+            Err(place.at(0..0, message))
+        }
+    }
+}
+
+/// What the experiment of a file beside this one measures.
+fn of_other(records: &Spanned<String>, place: &Place<'_>) -> Result<Experiment> {
+    let id = records.get_ref();
+    place.expect(is_name(id), records, format!("records = `{id}`: expected {NAME}"))?;
+    let path = place.path.with_file_name(format!("{id}.toml"));
+    let refused = |why: &dyn Display| place.at(records.span(), format!("records = `{id}`: {why}"));
+    let source = text_of(&path).map_err(|why| refused(&why))?;
+    let other = Place::new(&source, &path);
+    let raw: Raw = other.toml().map_err(|why| refused(&why))?;
+    let message = format!("records = `{id}`: it has the records of another; expected that one");
+    place.expect(raw.records.is_none(), records, message)?;
+    of_raw(raw, &other).map_err(|why| refused(&why))
 }
 
 fn pace(raw: Option<Spanned<Pace>>, place: &Place<'_>) -> Result<Pace> {
@@ -128,14 +179,17 @@ fn header(raw: &Raw, place: &Place<'_>) -> Result<()> {
     let message = format!("id `{id}`: expected the name of the file, `{stem}`, of {NAME}");
     place.expect(is_name(id) && stem == *id, &raw.id, message)?;
     let message = "question: expected one sentence that ends in a question mark";
-    place.expect(raw.question.get_ref().trim().ends_with('?'), &raw.question, message)?;
-    let groups = &raw.metrics.groups;
-    let known = groups.get_ref().iter().all(|group| METRICS.contains(&group.as_str()));
-    let message = format!("metric groups: expected some of {}", METRICS.join(", "));
-    place.expect(known && !groups.get_ref().is_empty(), groups, message)
+    place.expect(raw.question.get_ref().trim().ends_with('?'), &raw.question, message)
 }
 
-fn profiles(raw: &Spanned<Vec<Spanned<ProfileDef>>>, place: &Place<'_>) -> Result<Vec<ProfileDef>> {
+fn groups(RawMetrics { groups }: RawMetrics, place: &Place<'_>) -> Result<Vec<String>> {
+    let known = groups.get_ref().iter().all(|group| METRICS.contains(&group.as_str()));
+    let message = format!("metric groups: expected some of {}", METRICS.join(", "));
+    place.expect(known && !groups.get_ref().is_empty(), &groups, message)?;
+    Ok(groups.into_inner())
+}
+
+fn profiles(raw: &Profiles, place: &Place<'_>) -> Result<Vec<ProfileDef>> {
     let message = "no profiles: expected at least one [[profiles]]";
     place.expect(!raw.get_ref().is_empty(), raw, message)?;
     let mut ids = BTreeSet::new();

@@ -178,6 +178,9 @@ fn in_words(e: &Experiment) -> Markup {
             b { (floor) }
         }
         "."
+        @if e.records != e.id {
+            " The records are those of " a href={ "../" (path(&e.records)) } { (e.records) } "."
+        }
     }
 }
 

@@ -81,6 +81,9 @@ fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {
     }
     *out += &format!("Ours is `{}`, beside {}", e.claim.subject, rivals(e));
     *out += &decisive.map_or(String::new(), |d| format!(", on {}", d.machine));
+    if e.records != e.id {
+        *out += &format!(", by the records of [{0}](#{0})", e.records);
+    }
     *out += &format!("; {}. Not covered: {}", labels.common, first_sentence(&e.boundary));
     for id in &e.decisions {
         if let Some(decision) = site.decisions.iter().find(|d| d.id == *id) {

@@ -46,7 +46,7 @@ pub struct Entry {
 impl Entry {
     /// An experiment with its records, and the files that are none.
     pub fn of(experiment: Experiment, store: &Store, history: &History) -> Result<Self> {
-        let (records, refused) = store.of_experiment(&experiment.id)?;
+        let (records, refused) = store.of_experiment(&experiment.records)?;
         let verdict = Verdict::of(&experiment, &records);
         let age = |o: &Opened| history.age(&o.record.code, experiment.device);
         let ages = records.iter().map(age).collect();

@@ -1,4 +1,4 @@
-use swiglu_lab::{Against, CaseOp, DeviceKind, Experiment, Heat, Pace, Role};
+use swiglu_lab::{Against, CaseOp, ClaimKind, DeviceKind, Experiment, Heat, Pace, Role};
 
 use super::made_up::{DEFINITION, experiment, parse, with};
 
@@ -113,6 +113,47 @@ fn a_pace_is_part_of_what_is_measured() {
         let message = paced(pace).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
     }
+}
+
+/// Of what is measured nothing is said twice.
+#[test]
+fn an_experiment_may_claim_more_of_the_records_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let goal = |records: &str, more: &str| {
+        let whole = with("id = \"made-up\"", &format!("id = \"goal\"\nrecords = {records}{more}"));
+        // Without the device, profiles, cases and metrics.
+        let begin = whole.rfind("\ndevice =").unwrap() + 1;
+        let text = whole[..begin].to_owned() + &whole[whole.find("[claim]").unwrap()..];
+        let text = text.replacen("kind = \"faster\"", "kind = \"faster\"\ngoal = 1.5", 1);
+        std::fs::write(dir.path().join("made-up.toml"), DEFINITION).unwrap();
+        std::fs::write(dir.path().join("goal.toml"), text).unwrap();
+        Experiment::find(dir.path(), "goal")
+    };
+    let (made_up, found) = (parse(DEFINITION).unwrap(), goal("\"made-up\"", "").unwrap());
+    assert_eq!((found.id.as_str(), found.records.as_str()), ("goal", "made-up"));
+    assert_eq!(made_up.records, "made-up");
+    assert_eq!(found.definition_hash, made_up.definition_hash);
+    assert_eq!((&found.profiles, &found.cases), (&made_up.profiles, &made_up.cases));
+    assert_eq!((found.claim.kind, found.device), (ClaimKind::Faster { goal: 1.5 }, made_up.device));
+    for (records, more, part) in [
+        ("\"none\"", "", "records = `none`: read "),
+        ("\"goal\"", "", "it has the records of another"),
+        ("\"../made-up\"", "", "lowercase"),
+        ("\"made-up\"", "\ndevice = \"cpu\"", "expected no device, profiles"),
+    ] {
+        let message = goal(records, more).unwrap_err().to_string();
+        assert!(message.contains("goal.toml:4:11: records") && message.contains(part), "{message}");
+    }
+    let broken = with("m = [8, 16]", "m = []");
+    goal("\"made-up\"", "").unwrap();
+    std::fs::write(dir.path().join("made-up.toml"), broken).unwrap();
+    let message = Experiment::find(dir.path(), "goal").unwrap_err().to_string();
+    assert!(message.contains("made-up.toml:31:1: one of these lists is empty"), "{message}");
+    let nothing = parse(&with("device = \"cpu\"\n", "")).unwrap_err().to_string();
+    assert!(
+        nothing.contains("missing device: expected what is measured, or `records`"),
+        "{nothing}"
+    );
 }
 
 /// Every refusal says where and what was expected.

@@ -70,7 +70,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> Result<Verdict> 
 }
 
 fn newest(store: &Store, experiment: &Experiment, machine: &str) -> Result<Opened> {
-    let (records, refused) = store.of_experiment(&experiment.id)?;
+    let (records, refused) = store.of_experiment(&experiment.records)?;
     expect_none(refused)?;
     let usable = |o: &Opened| {
         o.record.machine.name == machine && o.record.complete && !o.record.protocol.quick

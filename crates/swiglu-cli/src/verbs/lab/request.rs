@@ -120,11 +120,11 @@ impl<'a> Asked<'a> {
     /// What it is called, and what there is of it, on this machine if it runs here.
     pub(super) fn named(&self) -> Result<(String, Option<Opened>)> {
         let Self { args, experiment, spec, .. } = self;
-        let (mut records, _) = self.store.of_experiment(&experiment.id)?;
+        let (mut records, _) = self.store.of_experiment(&experiment.records)?;
         let local = spec.kind == ExecutorKind::Local;
         records.retain(|opened| !local || opened.record.machine.name == self.machine.name);
         let mut jobs = self.jobs.all()?;
-        jobs.retain(|job| job.experiment == experiment.id);
+        jobs.retain(|job| job.experiment == experiment.records);
         let run_id = match (&args.run_id, args.resume) {
             (Some(given), _) => given.clone(),
             (None, false) => spec.run_name(&self.lab, |name| {
