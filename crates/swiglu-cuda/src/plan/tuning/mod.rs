@@ -61,6 +61,7 @@ macro_rules! record {
 static SHIPPED: &[(&str, &str)] = &[
     record!("nvidia-h100-80gb-hbm3-sm_90a.json"),
     record!("nvidia-h200-sm_90a.blocks-128.json"),
+    record!("nvidia-h200-sm_90a.blocks-8192.json"),
     record!("nvidia-h200-sm_90a.blocks.json"),
     record!("nvidia-h200-sm_90a.json"),
     record!("nvidia-h200-sm_90a.tokens.json"),
