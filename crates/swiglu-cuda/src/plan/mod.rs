@@ -21,7 +21,7 @@ pub(crate) use choices::{Choices, Lent};
 pub use planner::CudaOptions;
 pub(crate) use planner::Planner;
 pub use target::{Target, Ways};
-pub(crate) use training::{Among, differentiated, saving, up_again};
+pub(crate) use training::{differentiated, up_again};
 
 use swiglu_core::{Op, Pass, Path, Plan, Problem};
 
@@ -31,6 +31,7 @@ use crate::kernels::decode_mlp::{self, Decode, Design, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Kernel, Shape};
 use crate::kernels::obstacle::Obstacle;
+use crate::kernels::weights::weights_lie;
 use crate::plan::tuning::Origin;
 
 /// As plans name it.
@@ -188,6 +189,13 @@ pub(crate) fn explain(steps: Steps, why: Why, problem: &Problem, planner: &Plann
         },
         Why::NoFusedKernel => "no fused kernel computes this".into(),
     }
+}
+
+/// The steps from x to h of a problem with packed weights.
+fn of_h(problem: &Problem) -> Problem {
+    let mut of_h = problem.with_op(Op::GatedLinear);
+    of_h.layout.orientation = weights_lie(problem);
+    of_h
 }
 
 /// Quantised weights are computed with at most [`MOST_TOKENS`] tokens at a time: what one of these

@@ -2,19 +2,18 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use swiglu_core::{Op, Path, Problem};
+use swiglu_core::{Path, Problem};
 
 use super::basis::Basis;
 use super::calibration::Calibration;
 use super::machine::{Machine, Model, Rates};
 use super::tuning::{self, Record, Tuning};
-use super::{Planner, Steps, best_kernel, choose, decoded_because, of_pass};
+use super::{Planner, Steps, best_kernel, choose, decoded_because, of_h, of_pass};
 use crate::device::arch::Arch;
 use crate::device::facts::DeviceFacts;
 use crate::device::jit::Variant;
 use crate::kernels::NamedVariant;
 use crate::kernels::decode_mlp::{Limits, MOST_TOKENS};
-use crate::kernels::weights::weights_lie;
 
 /// A kind of device, for which kernels are compiled before there is one.
 pub struct Target {
@@ -116,12 +115,6 @@ fn planned(planner: &Planner, problem: &Problem) -> Vec<Steps> {
     [chosen].into_iter().chain(fused).chain(alone.map(|_| by_steps(None))).collect()
 }
 
-fn of_h(problem: &Problem) -> Problem {
-    let mut of_h = problem.with_op(Op::GatedLinear);
-    of_h.layout.orientation = weights_lie(problem);
-    of_h
-}
-
 fn planner(arch: Arch, facts: DeviceFacts) -> Planner {
     let (rates, limits) = (Rates::from(&facts), Limits::of_arch(arch, &facts, true));
     let machine = Machine::new(&rates, facts.sm_count, arch);
@@ -179,7 +172,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use swiglu_core::conformance::{Case, Parameters};
-    use swiglu_core::{Activation, DType, Element, Numerics, bf16};
+    use swiglu_core::{Activation, DType, Element, Numerics, Op, bf16};
 
     use super::*;
     use crate::common;

@@ -1,55 +1,23 @@
 //! Plans of the passes of a training step: of the forward pass that stores gate and up, and what differentiates in the backward pass.
 
-use std::fmt;
-
-use swiglu_core::{DType, Op, Orientation, Pass, Path, Problem, SavePolicy};
+use swiglu_core::{DType, Pass, Path, Problem, SavePolicy};
 
 use super::cost::backward::{differentiated as differentiated_cost, step_by_step};
-use super::{Planner, Steps, Why, choose};
+use super::{Planner, Steps, Why, choose, of_h};
 use crate::device::cuda::Cuda;
 use crate::kernels::dgated_gemm::{Call, Kernel};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::obstacle::Obstacle;
 use crate::kernels::sm90_dgated_gemm::Config;
 
-/// Which lists of steps one is chosen of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Among {
-    All,
-    /// Those to h, which a block leaves by cuBLASLt.
-    StepByStep,
-    /// The fused ones of these.
-    Fused,
-}
-
-/// The steps that store gate and up, by what is chosen of others.
-pub(crate) fn saving<W>(op: Op, hidden: usize, chosen: impl Fn(Among) -> (Steps, W)) -> (Steps, W) {
-    let first = chosen(match op {
-        Op::Mlp if hidden == 0 => Among::Fused,
-        Op::Mlp => Among::StepByStep,
-        _ => Among::All,
-    });
-    match first.0.check_saving() {
-        Ok(()) => first,
-        Err(_) => chosen(Among::Fused),
-    }
-}
-
 /// Why a kernel does not differentiate in the epilogue of dy·Wdᵀ.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(crate) enum Refusal {
+    #[error("{0}")]
     Obstacle(Obstacle),
     /// Of addresses, strides and extents.
+    #[error("{0}")]
     Call(String),
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::Obstacle(obstacle) => obstacle.fmt(f),
-            Refusal::Call(why) => f.write_str(why),
-        }
-    }
 }
 
 /// The kernels that could compute gradients of gate and up, and h, in the epilogue of dy·Wdᵀ: Hopper's, which is taken
@@ -87,13 +55,12 @@ pub(super) fn differentiates(
         return Ok(());
     }
     let fused = differentiated_cost(kernel, problem, &model.machine);
-    match fused / step_by_step(problem, model) {
-        ratio if ratio > 1.0 => {
-            let hundredths = (ratio * 100.0).ceil() as u32;
-            Err(Refusal::Obstacle(Obstacle::Slower { hundredths }))
-        }
-        _ => Ok(()),
+    let ratio = fused / step_by_step(problem, model);
+    if ratio > 1.0 {
+        let hundredths = (ratio * 100.0).ceil() as u32;
+        return Err(Refusal::Obstacle(Obstacle::Slower { hundredths }));
     }
+    Ok(())
 }
 
 /// The kernel that differentiates in the epilogue of dy·Wdᵀ, if one does.
@@ -107,24 +74,19 @@ pub(crate) fn differentiated(
     differentiating(planner, problem).into_iter().find(taken)
 }
 
-/// The forward pass of a problem with packed weights that stores gate and up.
+/// The forward pass of a problem with packed weights that stores gate and up: by steps to h, which a block leaves by cuBLASLt,
+/// and by a fused kernel where those do not store them.
 pub(super) fn choose_saving(
     planner: &Planner,
     problem: &Problem,
     path: Option<Path>,
 ) -> (Steps, Why) {
-    let mut to_h = problem.with_op(Op::GatedLinear);
-    if problem.op == Op::Mlp {
-        to_h.layout.orientation = Orientation::OutIn;
+    let chosen = |path| choose(planner, &of_h(problem), path);
+    let (mut steps, mut why) = chosen(path);
+    if steps.check_saving().is_err() {
+        (steps, why) = chosen(Some(Path::Fused));
     }
-    saving(problem.op, problem.hidden, |among| {
-        let (steps, why) = match among {
-            Among::All => choose(planner, problem, path),
-            Among::StepByStep => choose(planner, &to_h, path),
-            Among::Fused => choose(planner, &to_h, Some(Path::Fused)),
-        };
-        (steps.of(problem.op), why)
-    })
+    (steps.of(problem.op), why)
 }
 
 /// What the product that computes an up again is stored as, so that it is rounded as the forward pass by these steps rounded

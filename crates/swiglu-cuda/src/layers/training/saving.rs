@@ -13,7 +13,7 @@ use crate::layers::activation::tensor;
 use crate::layers::layer::Layer;
 use crate::layers::run::Saves;
 use crate::layers::weights::padded;
-use crate::plan::{Among, Steps, saving};
+use crate::plan::Steps;
 
 impl<K, T: Element> Layer<K, T> {
     /// As [`Self::forward`], and writes the pre-activations x·Wg + bg and x·Wu + bu, each `[M, H]`,
@@ -103,14 +103,11 @@ impl<K, T: Element> Layer<K, T> {
         }
     }
 
-    /// The steps that save `m` tokens.
+    /// The steps that save `m` tokens, as plans choose them.
     pub(super) fn saving_steps(&self, m: usize) -> Steps {
-        let chosen = |among| match among {
-            Among::All => (self.choose(m), ()),
-            Among::StepByStep => (self.step_by_step(m), ()),
-            Among::Fused => (self.choose_fused(m), ()),
-        };
-        saving(self.problem.op, self.problem.hidden, chosen).0
+        let block = self.problem.op == Op::Mlp;
+        let chosen = if block { self.step_by_step(m) } else { self.choose(m) };
+        if chosen.check_saving().is_ok() { chosen } else { self.choose_fused(m) }
     }
 
     /// Elements from row to row of an up in scratch memory.

@@ -16,7 +16,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use swiglu_core::{Op, Orientation, Problem, WeightLayout};
+use swiglu_core::{Op, Problem};
 
 use crate::device::arch::Arch;
 use crate::device::facts::DeviceFacts;
@@ -29,6 +29,7 @@ use table::Table;
 
 pub use super::machine::Rates;
 use super::machine::{Machine, Model};
+use super::of_h;
 
 /// Where measurements are kept.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -236,10 +237,7 @@ impl Tuning {
         if problem.op != Op::Mlp || problem.m <= MOST_TOKENS {
             return whole;
         }
-        // Weights of a block are packed so.
-        let layout = WeightLayout { orientation: Orientation::OutIn, ..problem.layout };
-        let h = problem.with_op(Op::GatedLinear).with_layout(layout);
-        let of_h = of(&h).map(|(origin, near)| (origin, near.of_h()));
+        let of_h = of(&of_h(problem)).map(|(origin, near)| (origin, near.of_h()));
         [whole, of_h].into_iter().flatten().min_by_key(|(_, near)| near.rank(problem))
     }
 
