@@ -66,7 +66,7 @@ impl CudaBackend {
             .into_iter()
             .chain(pairs.take(3))
             .chain(kernels.map(Steps::gated))
-            .chain(Design::every().map(Steps::decode));
+            .chain(Design::every().map(Steps::Decode));
         [Way::Planned, Way::Unfused]
             .into_iter()
             .chain(by.map(Way::By))

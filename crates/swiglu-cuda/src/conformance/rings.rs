@@ -8,7 +8,7 @@ use super::{CudaBackend, Way, problem};
 use crate::kernels::decode_mlp::Decode;
 use crate::kernels::gated_gemm::Shape;
 use crate::kernels::ring::Ring;
-use crate::plan::{Algorithm, Planner};
+use crate::plan::{Planner, Steps, ToH};
 
 /// More input features than any ring needs to go round.
 const MOST_FEATURES: usize = 1 << 14;
@@ -62,16 +62,16 @@ impl CudaBackend {
     fn rings(&self, problem: &Problem) -> Vec<Ring> {
         let sms = self.cuda.facts().sm_count as usize;
         let Way::By(steps) = self.way else { return Vec::new() };
-        let of_step = |step| match step {
-            Algorithm::Gated(kernel) => vec![kernel.ring(problem, sms)],
-            Algorithm::Down(down) => down.ring(&self.cuda, problem).into_iter().collect(),
-            Algorithm::Decode(design) => {
+        let mut rings = match steps {
+            Steps::ByH(ToH::Gated(kernel), _) => vec![kernel.ring(problem, sms)],
+            Steps::ByH(ToH::Unfused(_), _) => Vec::new(),
+            Steps::Decode(design) => {
                 let limits = Planner::of(&self.cuda).limits();
                 let decode = Decode::check_problem(design, problem, limits);
                 decode.map_or_else(|_| Vec::new(), |decode| decode.rings(problem))
             }
-            Algorithm::Products(_) | Algorithm::Elementwise(_) => Vec::new(),
         };
-        steps.iter().flat_map(of_step).collect()
+        rings.extend(steps.down().and_then(|down| down.ring(&self.cuda, problem)));
+        rings
     }
 }

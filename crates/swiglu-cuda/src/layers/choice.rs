@@ -15,7 +15,7 @@ use crate::kernels::down::Down;
 use crate::kernels::elementwise::{self, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::gated_gemm::Call;
-use crate::plan::{Algorithm, Choices, Planner, Steps, Why, choose, explain};
+use crate::plan::{Choices, Planner, Steps, ToH, Why, choose, explain};
 
 impl<K, T: Element> Layer<K, T> {
     /// The planner that chooses for this layer, whatever planners have followed it.
@@ -67,7 +67,7 @@ impl<K, T: Element> Layer<K, T> {
                 let computes = |design: &Design| {
                     self.problem.quantized.is_some() || self.decode_by(*design, m).is_some()
                 };
-                design.filter(computes).map_or_else(|| self.step_by_step(m), Steps::decode)
+                design.filter(computes).map_or_else(|| self.step_by_step(m), Steps::Decode)
             }
             Asked::Path(_) | Asked::Design(_) => self.of_choices(&self.whole, m),
         }
@@ -146,15 +146,9 @@ impl<K, T: Element> Layer<K, T> {
             return 0;
         }
         let scratch = Lt::scratch_bytes(self.cuda.arch());
-        let used = |step| match step {
-            Algorithm::Products(stored) => between(stored).saturating_add(scratch),
-            Algorithm::Down(Down::CublasLt) => scratch,
-            Algorithm::Gated(_)
-            | Algorithm::Elementwise(_)
-            | Algorithm::Down(_)
-            | Algorithm::Decode(_) => 0,
-        };
-        self.h_bytes(m).saturating_add(steps.iter().map(used).max().unwrap_or(0))
+        let to_h = steps.stored().map_or(0, |stored| between(stored).saturating_add(scratch));
+        let down = if steps.down() == Some(Down::CublasLt) { scratch } else { 0 };
+        self.h_bytes(m).saturating_add(to_h.max(down))
     }
 
     /// Makes the first call with `m` tokens as cheap as every other: compiles or loads its kernels and
@@ -191,27 +185,24 @@ impl<K, T: Element> Layer<K, T> {
     fn prepare(&self, steps: Steps, m: usize) -> Result<()> {
         let problem = self.problem.with_m(m);
         let act = self.problem.activation;
-        for step in steps.iter() {
-            match step {
-                Algorithm::Gated(kernel) => {
-                    // Of dense matrices at whole addresses: lent weights decide which kernel takes them.
-                    let out = Tensor::new(0, self.problem.intermediate);
-                    let x = Tensor::new(0, self.problem.hidden);
-                    let dense = self.operands.dense()?;
-                    let (weights, maps) = (dense.gate_up.fused(), &dense.maps);
-                    let (code, formula) = (self.code(), Formula::new(&act));
-                    let call = Call { code, formula, m, x, out, weights, saved: None, maps };
-                    self.launchable(kernel, &call)?.prepare(&self.cuda, &call)?;
-                }
-                Algorithm::Elementwise(stored) => {
-                    let code = GateCode::elementwise(&act, self.numerics(), T::DTYPE);
-                    elementwise::prepare_forward(&self.cuda, code, stored)?;
-                }
-                Algorithm::Down(down) => down.prepare(&self.cuda, &problem)?,
-                Algorithm::Products(_) | Algorithm::Decode(_) => {}
+        let Steps::ByH(to_h, down) = steps else { return Ok(()) };
+        match to_h {
+            ToH::Gated(kernel) => {
+                // Of dense matrices at whole addresses: lent weights decide which kernel takes them.
+                let out = Tensor::new(0, self.problem.intermediate);
+                let x = Tensor::new(0, self.problem.hidden);
+                let dense = self.operands.dense()?;
+                let (weights, maps) = (dense.gate_up.fused(), &dense.maps);
+                let (code, formula) = (self.code(), Formula::new(&act));
+                let call = Call { code, formula, m, x, out, weights, saved: None, maps };
+                self.launchable(kernel, &call)?.prepare(&self.cuda, &call)?;
+            }
+            ToH::Unfused(stored) => {
+                let code = GateCode::elementwise(&act, self.numerics(), T::DTYPE);
+                elementwise::prepare_forward(&self.cuda, code, stored)?;
             }
         }
-        Ok(())
+        down.map_or(Ok(()), |down| down.prepare(&self.cuda, &problem))
     }
 
     /// How a design launches `m` tokens, where it computes them.

@@ -16,7 +16,7 @@ use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::gated_gemm::{Call, Kernel};
 use crate::layers::activation::tensor;
-use crate::plan::{Algorithm, Planner, Steps, best_kernel};
+use crate::plan::{Planner, Steps, ToH, best_kernel};
 
 /// Where a call leaves gate and up.
 #[derive(Clone, Copy)]
@@ -179,38 +179,40 @@ impl<K, T: Element> Layer<K, T> {
                 [behind, up].map(|at| Tensor::new(at, 2 * half))
             })
         };
-        for step in steps.iter() {
-            match step {
-                Algorithm::Elementwise(_) | Algorithm::Down(_) if alone => {}
-                Algorithm::Gated(kernel) => {
-                    let (weights, maps) = (dense.gate_up.fused(), &dense.maps);
-                    let (code, x) = (self.code(), tensor(&x));
-                    let call = Call { code, formula, m, x, out: h, weights, saved, maps };
-                    let kernel = self.launchable(kernel, &call)?;
-                    // SAFETY: as the caller says; the weights live as long as `self`.
-                    unsafe { kernel.launch(stream, &call) }?;
-                }
-                Algorithm::Products(stored) => {
-                    let products = match saved {
-                        Some(_) => Products::Each(dense.gate_up.halves()),
-                        None => dense.gate_up.products(stored),
-                    };
-                    let scratch = match saved {
-                        Some(_) => behind,
-                        None => behind + self.between_bytes(m, stored) as u64,
-                    };
-                    let to = between(stored);
-                    // SAFETY: as the caller says; the workspace has room for gate and up and for cuBLASLt.
-                    unsafe {
-                        match stored {
-                            Stored::Elements => {
-                                self.multiply::<T>(stream, x, &products, to, scratch)
-                            }
-                            Stored::Sums => self.multiply::<f32>(stream, x, &products, to, scratch),
-                        }
-                    }?;
-                }
-                Algorithm::Elementwise(stored) => {
+        let (to_h, down) = match steps {
+            Steps::ByH(to_h, down) => (to_h, down),
+            Steps::Decode(design) => {
+                let why = "it is a whole block, and no step of one".into();
+                return Err(CudaError::Unsupported { what: design.to_string(), why });
+            }
+        };
+        match to_h {
+            ToH::Gated(kernel) => {
+                let (weights, maps) = (dense.gate_up.fused(), &dense.maps);
+                let (code, x) = (self.code(), tensor(&x));
+                let call = Call { code, formula, m, x, out: h, weights, saved, maps };
+                let kernel = self.launchable(kernel, &call)?;
+                // SAFETY: as the caller says; the weights live as long as `self`.
+                unsafe { kernel.launch(stream, &call) }?;
+            }
+            ToH::Unfused(stored) => {
+                let products = match saved {
+                    Some(_) => Products::Each(dense.gate_up.halves()),
+                    None => dense.gate_up.products(stored),
+                };
+                let scratch = match saved {
+                    Some(_) => behind,
+                    None => behind + self.between_bytes(m, stored) as u64,
+                };
+                let to = between(stored);
+                // SAFETY: as the caller says; the workspace has room for gate and up and for cuBLASLt.
+                unsafe {
+                    match stored {
+                        Stored::Elements => self.multiply::<T>(stream, x, &products, to, scratch),
+                        Stored::Sums => self.multiply::<f32>(stream, x, &products, to, scratch),
+                    }
+                }?;
+                if !alone {
                     let code = GateCode::elementwise(&act, numerics, T::DTYPE);
                     let cols = self.problem.intermediate;
                     let extent = Extent { rows: m, cols, code, formula };
@@ -219,32 +221,26 @@ impl<K, T: Element> Layer<K, T> {
                     // SAFETY: as the caller says; the stream orders the steps.
                     unsafe { elementwise::forward(stream, extent, inputs, h) }?;
                 }
-                Algorithm::Down(down) => {
-                    let weights = dense.down()?;
-                    let maps = &dense.down_maps;
-                    let call = DownCall { dtype: T::DTYPE, m, h, weights, y, maps };
-                    // SAFETY: as the caller says; the stream orders the steps.
-                    unsafe {
-                        if !down.launch(stream, &call)? {
-                            let stride = self.h_stride();
-                            let (at, k) = (work.ptr, self.problem.intermediate);
-                            let h = DeviceMatrixRef::<T>::from_raw_trusted(
-                                &self.cuda, at, m, k, stride,
-                            )?;
-                            let y = DeviceMatrixMut::<T>::from_raw_trusted(
-                                &self.cuda,
-                                y.data,
-                                m,
-                                self.problem.hidden,
-                                y.stride.unsigned_abs() as usize,
-                            )?;
-                            self.lt()?.product(stream, h, &weights, y, product, behind)?;
-                        }
-                    }
-                }
-                Algorithm::Decode(design) => {
-                    let why = "it is a whole block, and no step of one".into();
-                    return Err(CudaError::Unsupported { what: design.to_string(), why });
+            }
+        }
+        if let Some(down) = down.filter(|_| !alone) {
+            let weights = dense.down()?;
+            let maps = &dense.down_maps;
+            let call = DownCall { dtype: T::DTYPE, m, h, weights, y, maps };
+            // SAFETY: as the caller says; the stream orders the steps.
+            unsafe {
+                if !down.launch(stream, &call)? {
+                    let stride = self.h_stride();
+                    let (at, k) = (work.ptr, self.problem.intermediate);
+                    let h = DeviceMatrixRef::<T>::from_raw_trusted(&self.cuda, at, m, k, stride)?;
+                    let y = DeviceMatrixMut::<T>::from_raw_trusted(
+                        &self.cuda,
+                        y.data,
+                        m,
+                        self.problem.hidden,
+                        y.stride.unsigned_abs() as usize,
+                    )?;
+                    self.lt()?.product(stream, h, &weights, y, product, behind)?;
                 }
             }
         }

@@ -4,9 +4,9 @@ use std::convert::Infallible;
 
 use swiglu_core::{DType, Path, Problem};
 
-use super::algorithm::{Algorithm, Steps};
 use super::by_tokens::ByTokens;
 use super::planner::Planner;
+use super::steps::Steps;
 use super::{Why, choose_for, of_pass};
 use crate::device::cuda::Cuda;
 use crate::kernels::elementwise::Stored;
@@ -30,14 +30,13 @@ const TMA_BYTES: usize = 16;
 impl Lent {
     /// Whether steps take the weights as they lie, or why not.
     pub(crate) fn check(&self, steps: &Steps, dtype: DType) -> Result<(), Obstacle> {
-        let sums = Algorithm::Products(Stored::Sums);
         if !self.is_whole && (steps.design().is_some() || steps.is_pair()) {
             return Err(Obstacle::LentRows);
         }
-        if self.copy_bytes < TMA_BYTES && steps.iter().any(Algorithm::needs_tma) {
+        if self.copy_bytes < TMA_BYTES && steps.needs_tma() {
             return Err(Obstacle::LentAddresses);
         }
-        if self.biased && dtype != DType::F32 && steps.iter().any(|step| step == sums) {
+        if self.biased && dtype != DType::F32 && steps.stored() == Some(Stored::Sums) {
             return Err(Obstacle::LentBiases(dtype));
         }
         Ok(())
@@ -148,7 +147,7 @@ mod tests {
             let lent = Lent { copy_bytes, is_whole: true, biased };
             let (steps, _) = choose_for(planner, &problem, None, Some(&lent));
             assert_eq!(lent.check(&steps, DType::Bf16), Ok(()), "{lent:?}");
-            assert!(copy_bytes == 16 || !steps.iter().any(Algorithm::needs_tma), "{steps}");
+            assert!(copy_bytes == 16 || !steps.needs_tma(), "{steps}");
             let unfused = copy_bytes < 16 && !biased;
             assert_eq!(steps.path() == Path::Unfused, unfused, "{lent:?}: {steps}");
         }

@@ -1,6 +1,5 @@
 //! Which steps compute a problem, each by which algorithm: from the numbers alone.
 
-mod algorithm;
 mod backward;
 mod basis;
 mod by_tokens;
@@ -10,16 +9,17 @@ mod choices;
 mod cost;
 mod machine;
 mod planner;
+mod steps;
 mod target;
 mod training;
 pub mod tuning;
 
-pub(crate) use algorithm::{Algorithm, Steps};
 pub(crate) use by_tokens::ByTokens;
 pub use candidate::Candidate;
 pub(crate) use choices::{Choices, Lent};
 pub use planner::CudaOptions;
 pub(crate) use planner::Planner;
+pub(crate) use steps::{Steps, ToH};
 pub use target::{Target, Ways};
 pub(crate) use training::{differentiated, up_again};
 

@@ -97,9 +97,8 @@ fn of_problem(planner: &Planner, problem: &Problem, ways: Ways) -> Vec<NamedVari
         // What takes the rows of x where the kernel that was chosen does not.
         if steps.kernel_of_h().is_some_and(|kernel| !kernel.takes_rows_of(problem)) {
             let other = best_kernel(planner, &of_h(problem), |k| k.takes_rows_of(problem));
-            kernels.extend(other.into_iter().flat_map(|kernel| {
-                Steps::gated(kernel).needed(planner, problem).collect::<Vec<_>>()
-            }));
+            let other = other.map(|kernel| Steps::gated(kernel).needed(planner, problem));
+            kernels.extend(other.into_iter().flatten());
         }
     }
     kernels

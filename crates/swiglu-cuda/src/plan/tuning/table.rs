@@ -11,8 +11,8 @@ use swiglu_core::{DType, Op, Orientation, Problem, QuantizedTypes};
 use super::record::Record;
 use crate::kernels::decode_mlp::MOST_TOKENS;
 use crate::kernels::weights::weights_lie;
-use crate::plan::Steps;
 use crate::plan::machine::Model;
+use crate::plan::{Steps, cost};
 
 /// What decides the time of steps besides M, K and H. The activation, the rounding and biases change their end,
 /// which is a small part of it; whether steps may be taken at all is asked for each problem.
@@ -133,10 +133,9 @@ impl<'a> Near<'a> {
     /// has a step, the share is that of the side of it which the problem is on.
     pub(crate) fn seconds(&self, steps: Steps, problem: &Problem, model: &Model) -> Option<f64> {
         if self.of_h {
-            let (h, down) = steps.to_h()?;
             let of_h = problem.with_op(Op::GatedLinear);
-            let seconds = Self { of_h: false, ..*self }.seconds(h, &of_h, model)?;
-            return Some(seconds + down.seconds(model, problem));
+            let to_h = Self { of_h: false, ..*self }.seconds(steps.to_h()?, &of_h, model)?;
+            return Some(to_h + cost::down(problem, &model.machine, model.tf32));
         }
         let other = self.there != model;
         let expected = |problem: &Problem| {
