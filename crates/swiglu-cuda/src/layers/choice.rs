@@ -20,7 +20,7 @@ use crate::plan::{Choices, Planner, Steps, ToH, Why, choose, explain};
 impl<K, T: Element> Layer<K, T> {
     /// The planner that chooses for this layer, whatever planners have followed it.
     pub(super) fn planner(&self) -> &Planner {
-        self.whole.planner(&self.cuda)
+        &self.whole.planner
     }
 
     /// How `m` tokens will be computed.
@@ -28,7 +28,7 @@ impl<K, T: Element> Layer<K, T> {
         let (planner, steps) = (self.planner(), self.choose(m));
         let reason = match self.asked {
             Asked::Path(path) => {
-                let (to_h, why) = self.whole.choose(planner, m);
+                let (to_h, why) = self.whole.choose(m);
                 let mut reason = explain(to_h, why, &self.whole.problem(m), planner);
                 if let Some(lent) = self.operands.lent() {
                     let packed = choose(planner, &self.problem.with_m(m), path).0;
@@ -74,7 +74,7 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     fn of_choices(&self, choices: &Choices, m: usize) -> Steps {
-        choices.get(choices.planner(&self.cuda), m).of(self.problem.op)
+        choices.get(m).of(self.problem.op)
     }
 
     /// The steps to h, then cuBLASLt: what takes every x, and weights however they lie.

@@ -91,9 +91,9 @@ impl<K, T: Element> Layer<K, T> {
         let path = if let Asked::Path(path) = asked { path } else { None };
         let (planner, lent, of_h) = (Planner::of(cuda), operands.lent(), operands.to_h(problem));
         let whole = if lent.is_none_or(|lent| lent.is_whole) { problem } else { of_h };
-        let whole = planner.choices(&whole, path, lent);
+        let whole = Choices::of(planner, &whole, path, lent);
         // Of all numbers of tokens the same kernels are asked for.
-        if problem.numerics.batch_invariant && whole.choose(planner, 1).1 == Why::NoFusedKernel {
+        if problem.numerics.batch_invariant && whole.choose(1).1 == Why::NoFusedKernel {
             let what = format!("computing {problem}");
             let why = "no kernel whose sums do not follow the number of tokens takes the weights as they lie; pack \
                        them, or leave out that it is to be batch-invariant"
@@ -107,8 +107,8 @@ impl<K, T: Element> Layer<K, T> {
             operands,
             lt,
             whole,
-            stepwise: planner.choices(&of_h, path, lent),
-            fused: planner.choices(&of_h, Some(Path::Fused), lent),
+            stepwise: Choices::of(planner, &of_h, path, lent),
+            fused: Choices::of(planner, &of_h, Some(Path::Fused), lent),
             policy: None,
             id: MADE.fetch_add(1, Ordering::Relaxed),
             decodes: ByTokens::new(),

@@ -326,7 +326,7 @@ impl<K, T: Element> Layer<K, T> {
         let problem = self.stepwise.problem(call.m);
         let other = match self.asked {
             Asked::Steps(steps) if steps.kernel_of_h().is_some() => None,
-            _ => best_kernel(self.stepwise.planner(&self.cuda), &problem, takes),
+            _ => best_kernel(&self.stepwise.planner, &problem, takes),
         };
         other.ok_or_else(|| CudaError::Unsupported { what: planned.to_string(), why })
     }

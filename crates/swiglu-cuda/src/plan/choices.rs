@@ -1,6 +1,7 @@
 //! What was chosen for the layers of one problem, by the number of tokens.
 
 use std::convert::Infallible;
+use std::sync::{Arc, PoisonError, Weak};
 
 use swiglu_core::{DType, Path, Problem};
 
@@ -8,7 +9,6 @@ use super::by_tokens::ByTokens;
 use super::planner::Planner;
 use super::steps::Steps;
 use super::{Why, choose_for, of_pass};
-use crate::device::cuda::Cuda;
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::Kernel;
 use crate::kernels::obstacle::Obstacle;
@@ -58,34 +58,36 @@ impl Lent {
 
 /// What layers of the same problem choose, on the path that was asked for: each number of tokens is planned once,
 /// however many layers of a model are the same.
-#[derive(Debug)]
 pub(crate) struct Choices {
+    /// What chooses while the layers live, whatever planners have followed it: so what they have prepared is what they launch.
+    pub(crate) planner: Arc<Planner>,
     /// With no tokens.
     problem: Problem,
     path: Option<Path>,
     lent: Option<Lent>,
     steps: ByTokens<Steps>,
-    /// Of the planner that chooses, whatever planners have followed it.
-    generation: usize,
 }
 
 impl Choices {
-    pub(super) fn new(
+    /// What is chosen for layers of this problem, whatever its number of tokens: one for all that are the same.
+    pub(crate) fn of(
+        planner: &Arc<Planner>,
         problem: &Problem,
         path: Option<Path>,
         lent: Option<Lent>,
-        generation: usize,
-    ) -> Self {
-        Self { problem: problem.with_m(0), path, lent, steps: ByTokens::new(), generation }
-    }
-
-    /// The planner that chooses: one while the layers live, so that what they have prepared is what they launch.
-    pub(crate) fn planner<'a>(&self, cuda: &'a Cuda) -> &'a Planner {
-        Planner::at(cuda, self.generation)
-    }
-
-    pub(super) fn is_of(&self, problem: &Problem, path: Option<Path>, lent: Option<Lent>) -> bool {
-        self.problem == problem.with_m(0) && (self.path, self.lent) == (path, lent)
+    ) -> Arc<Self> {
+        let problem = problem.with_m(0);
+        let same = |c: &Arc<Self>| (c.problem, c.path, c.lent) == (problem, path, lent);
+        // Nothing that panics is done under the lock.
+        let mut all = planner.choices.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.iter().filter_map(Weak::upgrade).find(same);
+        known.unwrap_or_else(|| {
+            let (planner, steps) = (planner.clone(), ByTokens::new());
+            let new = Arc::new(Self { planner, problem, path, lent, steps });
+            all.retain(|choices| choices.strong_count() > 0);
+            all.push(Arc::downgrade(&new));
+            new
+        })
     }
 
     /// The problem with `m` tokens, of quantised weights those of a pass.
@@ -94,22 +96,19 @@ impl Choices {
     }
 
     /// The steps for `m` tokens. It allocates nothing after the first of a number of tokens.
-    pub(crate) fn get(&self, planner: &Planner, m: usize) -> Steps {
-        let make = || Ok(self.choose(planner, m).0);
-        let Ok(steps) = self.steps.get::<Infallible>(m, make);
+    pub(crate) fn get(&self, m: usize) -> Steps {
+        let Ok(steps) = self.steps.get::<Infallible>(m, || Ok(self.choose(m).0));
         steps
     }
 
     /// The same, and why.
-    pub(crate) fn choose(&self, planner: &Planner, m: usize) -> (Steps, Why) {
-        choose_for(planner, &self.problem(m), self.path, self.lent.as_ref())
+    pub(crate) fn choose(&self, m: usize) -> (Steps, Why) {
+        choose_for(&self.planner, &self.problem(m), self.path, self.lent.as_ref())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use swiglu_core::{Activation, Op};
 
     use super::*;
@@ -121,15 +120,15 @@ mod tests {
         let planner = Planner::of(&cuda);
         let problem = |h| Problem::new(Op::GatedLinear, 5, 64, h, DType::Bf16, Activation::SWIGLU);
         let lent = Lent { copy_bytes: 2, is_whole: true, biased: false };
-        let of = |h, path, lent| planner.choices(&problem(h), path, lent);
+        let of = |h, path, lent| Choices::of(planner, &problem(h), path, lent);
         let first = of(96, None, None);
-        assert!(Arc::ptr_eq(&first, &planner.choices(&problem(96).with_m(7), None, None)));
+        assert!(Arc::ptr_eq(&first, &Choices::of(planner, &problem(96).with_m(7), None, None)));
         for other in [of(88, None, None), of(96, Some(Path::Fused), None), of(96, None, Some(lent))]
         {
-            assert!(!Arc::ptr_eq(&first, &other), "{other:?}");
+            assert!(!Arc::ptr_eq(&first, &other));
         }
         for m in [1, 5, 5, 300] {
-            assert_eq!(first.get(planner, m), first.choose(planner, m).0);
+            assert_eq!(first.get(m), first.choose(m).0);
         }
         // The layers hold it, and nothing else.
         let weak = Arc::downgrade(&first);

@@ -1,16 +1,14 @@
 //! What plans are made from, beside the problem: options, the device's limits, the cost model's numbers, measurements; and
 //! what was chosen by them.
 
-use std::panic::UnwindSafe;
+use std::iter;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
-
-use swiglu_core::{Path, Problem};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use super::basis::{Basis, Subject};
 use super::calibration::{Calibrated, Calibration, Reading};
-use super::choices::{Choices, Lent};
-use super::machine::{Machine, Model, Rates};
+use super::choices::Choices;
+use super::machine::{Model, Rates};
 use super::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
 use crate::device::arch::Arch;
 use crate::device::cuda::{Cuda, Opening};
@@ -60,106 +58,64 @@ impl CudaOptions {
     }
 }
 
-pub(super) type ReadBasis = Box<dyn FnOnce() -> Basis + Send + UnwindSafe>;
-
 /// What is attached to a device: its planners.
 struct Attached {
-    subject: Subject,
-    first: Planner,
+    first: Arc<Planner>,
     /// Held while the device is measured: two that measure at once would measure each other.
     measuring: Mutex<()>,
-}
-
-impl Attached {
-    fn of(cuda: &Cuda) -> &Self {
-        cuda.attached()
-    }
-
-    /// In the order in which they were made.
-    fn planners(&self) -> impl Iterator<Item = &Planner> {
-        std::iter::successors(Some(&self.first), |planner| Some(&**planner.next.get()?))
-    }
-
-    fn latest(&self) -> &Planner {
-        self.planners().last().unwrap_or(&self.first)
-    }
 }
 
 /// A device's planner. It is made with the device, and what it plans never changes: when the device is measured, another
 /// follows it, for layers that are made from then on.
 pub(crate) struct Planner {
-    arch: Arch,
-    limits: Limits,
+    subject: Subject,
+    /// What was measured of the device just before the planner was made.
+    measured: Option<Calibration<Reading>>,
     /// Read when the first plan asks: a program that computes nothing here does not wait for it.
-    basis: LazyLock<Basis, ReadBasis>,
-    /// Whether plans leave out the kernels of one architecture.
-    pub(crate) portable_kernels: bool,
+    basis: OnceLock<Basis>,
     /// Those of the layers that there are.
-    choices: Mutex<Vec<Weak<Choices>>>,
-    /// Planners before it.
-    generation: usize,
-    next: OnceLock<Box<Planner>>,
+    pub(super) choices: Mutex<Vec<Weak<Choices>>>,
+    next: OnceLock<Arc<Planner>>,
 }
 
 impl Planner {
-    pub(super) fn new(
-        arch: Arch,
-        limits: Limits,
-        basis: ReadBasis,
-        portable_kernels: bool,
-        generation: usize,
-    ) -> Self {
-        let (choices, next) = Default::default();
-        let basis = LazyLock::new(basis);
-        Self { arch, limits, basis, portable_kernels, choices, generation, next }
+    pub(super) fn new(subject: Subject, measured: Option<Calibration<Reading>>) -> Self {
+        let (basis, choices, next) = Default::default();
+        Self { subject, measured, basis, choices, next }
+    }
+
+    /// The planner for what is made now.
+    pub(crate) fn of(cuda: &Cuda) -> &Arc<Self> {
+        let Attached { first, .. } = cuda.attached();
+        iter::successors(Some(first), |planner| planner.next.get()).last().unwrap_or(first)
     }
 
     /// What kernels are compiled for.
     pub(crate) fn arch(&self) -> Arch {
-        self.arch
+        self.subject.arch
     }
 
-    /// The planner for what is made now.
-    pub(crate) fn of(cuda: &Cuda) -> &Self {
-        Attached::of(cuda).latest()
-    }
-
-    /// The planner for what was made when there were so many before it.
-    pub(super) fn at(cuda: &Cuda, generation: usize) -> &Self {
-        let attached = Attached::of(cuda);
-        attached.planners().nth(generation).unwrap_or(&attached.first)
+    /// Whether plans leave out the kernels of one architecture.
+    pub(super) fn portable_kernels(&self) -> bool {
+        self.subject.portable_kernels
     }
 
     /// What the decode kernels need to know of the device.
     pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
+        &self.subject.model.limits
+    }
+
+    fn basis(&self) -> &Basis {
+        self.basis.get_or_init(|| self.subject.basis(self.measured.as_ref()))
     }
 
     /// What the cost model knows of the device.
     pub(crate) fn model(&self) -> &Model {
-        &self.basis.model
+        &self.basis().model
     }
 
     pub(crate) fn tuning(&self) -> &Tuning {
-        &self.basis.tuning
-    }
-
-    /// What is chosen for layers of this problem, whatever its number of tokens: one for all that are the same.
-    pub(crate) fn choices(
-        &self,
-        problem: &Problem,
-        path: Option<Path>,
-        lent: Option<Lent>,
-    ) -> Arc<Choices> {
-        // Nothing that panics is done under the lock.
-        let mut all = self.choices.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = all.iter().filter_map(Weak::upgrade).find(|c| c.is_of(problem, path, lent));
-        known.unwrap_or_else(|| {
-            let new = Arc::new(Choices::new(problem, path, lent, self.generation));
-            all.retain(|choices| choices.strong_count() > 0);
-            all.push(Arc::downgrade(&new));
-            new
-        })
+        &self.basis().tuning
     }
 }
 
@@ -190,31 +146,27 @@ impl Cuda {
             cache: cache.clone(),
         };
         Self::open(&opening, |context, facts, arch| {
-            let disabled = tuning.disabled || *portable_kernels;
             let limits = Limits::new(context, facts, arch);
-            let model = Model {
-                machine: Machine::new(&Rates::from(facts), facts.sm_count, arch),
-                limits,
-                tf32: *tf32,
+            let subject = Subject {
+                portable_kernels: *portable_kernels,
+                dir: tuning.directory(),
+                disabled: tuning.disabled || *portable_kernels,
+                ..Subject::new(facts.clone(), arch, limits, *tf32)
             };
-            let tuning = TuningOptions { dir: tuning.directory(), disabled };
-            let subject = Subject { facts: facts.clone(), arch, model, tuning };
-            let of = subject.clone();
-            let basis: ReadBasis = Box::new(move || of.basis(None));
-            let first = Planner::new(arch, limits, basis, *portable_kernels, 0);
-            Attached { subject, first, measuring: Mutex::default() }
+            let first = Arc::new(Planner::new(subject, None));
+            Attached { first, measuring: Mutex::default() }
         })
     }
 
     /// What was found of measurements that plans are chosen by, and why a record is not used; at the end whether the rates
     /// that they are estimated with were measured. None of it is an error: without a record a cost model chooses.
     pub fn tuning_notes(&self) -> &[String] {
-        &Planner::of(self).basis.notes
+        &Planner::of(self).tuning().notes
     }
 
     /// The rates that plans which are made now are estimated with, and which of them were measured. It measures nothing.
     pub fn calibration(&self) -> &Calibration {
-        &Planner::of(self).basis.calibration
+        &Planner::of(self).basis().calibration
     }
 
     /// Has plans made from now on by what `measure` finds, and keeps that. Layers that there are stay with the planner that
@@ -223,25 +175,18 @@ impl Cuda {
         &self,
         measure: impl FnOnce() -> Result<Calibration<Reading>>,
     ) -> Result<Calibrated> {
-        let Attached { subject, measuring, .. } = Attached::of(self);
+        let Attached { measuring, .. } = self.attached();
         let _one = measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let readings = measure()?;
         let latest = Planner::of(self);
         // It is not to find what is kept now.
-        LazyLock::force(&latest.basis);
-        let replaced = subject.read().err().map(|(_, refusal)| refusal);
+        latest.basis();
+        let subject = &latest.subject;
+        let replaced = subject.read().and_then(|(_, kept)| kept.err());
         let kept = subject.keep(&readings);
-        let of = subject.clone();
         let rates = subject.calibration(Some(&readings));
-        let next = Planner::new(
-            latest.arch,
-            latest.limits,
-            Box::new(move || of.basis(Some(&readings))),
-            latest.portable_kernels,
-            latest.generation + 1,
-        );
         // The lock is held: nobody else has set it.
-        let _ = latest.next.set(Box::new(next));
+        let _ = latest.next.set(Arc::new(Planner::new(subject.clone(), Some(readings))));
         Ok(Calibrated { rates, kept, replaced })
     }
 
@@ -256,12 +201,9 @@ impl Cuda {
         options: &TuningOptions,
         entries: Vec<tuning::Entry>,
     ) -> std::result::Result<(PathBuf, Option<Refusal>), NotKept> {
-        let Some(dir) = options.directory() else {
-            let why = "nothing says where: set SWIGLU_TUNING_DIR".into();
-            return Err(NotKept { path: "~".into(), why });
-        };
+        let dir = options.directory().ok_or_else(NotKept::nowhere)?;
         // Plans of this device stay what they are.
-        LazyLock::force(&Planner::of(self).basis);
+        Planner::of(self).basis();
         let subject = tuning::Subject::here(self.facts(), self.arch());
         let rates = Rates::from(self.facts());
         tuning::keep(&dir, subject, self.facts().driver_version, rates, entries)

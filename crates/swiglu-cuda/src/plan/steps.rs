@@ -63,7 +63,7 @@ fn check_unfused(stored: Stored, problem: &Problem) -> Result<(), Obstacle> {
 /// of every height and width then give the same bits, also where tokens are the instruction's columns.
 fn sums_in_one_order(kernel: Kernel, planner: &Planner, problem: &Problem) -> bool {
     let two_rows = Tensor::new(0, problem.hidden);
-    let wgmma = planner.arch() == Arch::Sm90a && !planner.portable_kernels;
+    let wgmma = planner.arch() == Arch::Sm90a && !planner.portable_kernels();
     let wgmma = wgmma && problem.dtype != DType::F32 && problem.hidden > 0;
     let wgmma = wgmma && addressable(two_rows, 2);
     kernel.needs_tma() == wgmma && kernel.sums_in_order_of_k(problem.bias)
@@ -160,7 +160,7 @@ impl Steps {
         if let (Some(types), Self::ByH(..)) = (problem.quantized, self) {
             return Err(Obstacle::Quantized(types.gate_up));
         }
-        if planner.portable_kernels && self.needs_tma() {
+        if planner.portable_kernels() && self.needs_tma() {
             return Err(Obstacle::NotPortable);
         }
         if problem.groups != 1 {

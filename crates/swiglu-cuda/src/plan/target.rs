@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use swiglu_core::{Path, Problem};
 
-use super::basis::Basis;
-use super::calibration::Calibration;
-use super::machine::{Machine, Model, Rates};
-use super::tuning::{self, Record, Tuning};
+use super::basis::Subject;
+use super::machine::Rates;
+use super::tuning::{self, Record};
 use super::{Planner, Steps, best_kernel, choose, decoded_because, of_h, of_pass};
 use crate::device::arch::Arch;
 use crate::device::facts::DeviceFacts;
@@ -39,8 +38,9 @@ impl Target {
     /// The devices of an architecture with so many SMs; by default as many as the one for data centres has, or the
     /// largest where there is none.
     pub fn new(arch: Arch, multiprocessors: Option<u32>) -> Self {
-        let (typical, rates) = typical(arch);
-        let sm_count = multiprocessors.unwrap_or(typical);
+        let typical = typical(arch);
+        let (rates, sm_count) =
+            (Rates::from(&typical), multiprocessors.unwrap_or(typical.sm_count));
         // By name: a device may have several records.
         let mut devices = BTreeMap::from([(String::new(), rates)]);
         for Record { subject, rates: own, .. } in tuning::shipped(arch) {
@@ -49,8 +49,21 @@ impl Target {
                 *known = own.unwrap_or(*known);
             }
         }
-        let of = |(name, rates)| planner(arch, facts(arch, sm_count, name, &rates));
-        Self { planners: devices.into_iter().map(of).collect() }
+        let planner = |(name, rates)| {
+            let Rates { clock_khz, memory_bandwidth, l2_bytes, shared_bytes_optin } = rates;
+            let facts = DeviceFacts {
+                name,
+                sm_count,
+                clock_khz,
+                memory_bandwidth,
+                l2_bytes,
+                shared_bytes_optin,
+                ..typical.clone()
+            };
+            let limits = Limits::of_arch(arch, &facts, true);
+            Planner::new(Subject::new(facts, arch, limits, false), None)
+        };
+        Self { planners: devices.into_iter().map(planner).collect() }
     }
 
     /// What is compiled for a layer with packed weights, each variant once; whatever the problem's number of tokens, for
@@ -114,39 +127,11 @@ fn planned(planner: &Planner, problem: &Problem) -> Vec<Steps> {
     [chosen].into_iter().chain(fused).chain(alone.map(|_| by_steps(None))).collect()
 }
 
-fn planner(arch: Arch, facts: DeviceFacts) -> Planner {
-    let (rates, limits) = (Rates::from(&facts), Limits::of_arch(arch, &facts, true));
-    let machine = Machine::new(&rates, facts.sm_count, arch);
-    let model = Model { machine, limits, tf32: false };
-    // Nothing was measured of it.
-    let calibration = Calibration::new(&rates, facts.sm_count, None);
-    let tuning = move |model: &Model| Tuning::of_shipped(&facts, arch, model);
-    let basis = move || Basis::new(model, calibration, String::new(), tuning);
-    Planner::new(arch, limits, Box::new(basis), false, 0)
-}
-
-fn facts(arch: Arch, sm_count: u32, name: String, rates: &Rates) -> DeviceFacts {
-    let &Rates { clock_khz, memory_bandwidth, l2_bytes, shared_bytes_optin } = rates;
-    DeviceFacts {
-        ordinal: 0,
-        name,
-        compute_capability: arch.capability(),
-        sm_count,
-        l2_bytes,
-        shared_bytes_optin,
-        memory_bytes: 0,
-        clock_khz,
-        memory_bandwidth,
-        driver_version: (0, 0),
-        uuid: String::new(),
-    }
-}
-
-/// SMs and rates by the vendor's data sheets: of the A100 80 GB, A40, Jetson Orin, L40S, H100, B200, B300,
+/// A device by the vendor's data sheets: of the A100 80 GB, A40, Jetson Orin, L40S, H100, B200, B300,
 /// Jetson Thor, RTX 5090 and DGX Spark. The shared memory of a block decides on variants, the rest on what is expected to be
 /// the fastest.
-fn typical(arch: Arch) -> (u32, Rates) {
-    let (sms, clock_mhz, gigabytes, l2_mib, shared_kib) = match arch {
+fn typical(arch: Arch) -> DeviceFacts {
+    let (sm_count, clock_mhz, gigabytes, l2_mib, shared_kib) = match arch {
         Arch::Sm80 => (108, 1410, 2039, 40, 163),
         Arch::Sm86 => (84, 1740, 696, 6, 99),
         Arch::Sm87 => (16, 1300, 205, 4, 163),
@@ -157,13 +142,19 @@ fn typical(arch: Arch) -> (u32, Rates) {
         Arch::Sm120a => (170, 2407, 1792, 96, 99),
         Arch::Sm121a => (48, 2418, 273, 24, 99),
     };
-    let rates = Rates {
-        clock_khz: clock_mhz * 1000,
-        memory_bandwidth: gigabytes * 1_000_000_000,
+    DeviceFacts {
+        ordinal: 0,
+        name: String::new(),
+        compute_capability: arch.capability(),
+        sm_count,
         l2_bytes: l2_mib << 20,
         shared_bytes_optin: shared_kib << 10,
-    };
-    (sms, rates)
+        memory_bytes: 0,
+        clock_khz: clock_mhz * 1000,
+        memory_bandwidth: gigabytes * 1_000_000_000,
+        driver_version: (0, 0),
+        uuid: String::new(),
+    }
 }
 
 #[cfg(test)]

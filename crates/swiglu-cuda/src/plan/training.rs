@@ -44,7 +44,7 @@ pub(super) fn differentiates(
         if path == Some(Path::Unfused) {
             return Err(Obstacle::UnfusedAskedFor);
         }
-        if planner.portable_kernels && !is_portable {
+        if planner.portable_kernels() && !is_portable {
             return Err(Obstacle::NotPortable);
         }
         kernel.check(planner.arch(), problem.dtype, problem.hidden, model.tf32)

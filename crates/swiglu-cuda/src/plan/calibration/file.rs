@@ -10,7 +10,7 @@ use crate::device::facts::DeviceFacts;
 use crate::device::files;
 use crate::kernels::probe;
 use crate::plan::machine::Rates;
-use crate::plan::tuning::{NotKept, Refusal, SCHEMA, file_stem, hash_of, seal, unseal};
+use crate::plan::tuning::{NotKept, Refusal, SCHEMA, file_stem, hash_of, read_sealed, seal};
 
 /// Larger files are none of ours.
 const MAX_FILE_BYTES: u64 = 64 << 10;
@@ -73,24 +73,15 @@ struct File {
     readings: Calibration<Reading>,
 }
 
-/// What was measured, with the file's path, nothing if there is no such file; or the path, and why what it has is not used.
-pub(crate) type Kept = Result<Option<(PathBuf, Calibration<Reading>)>, (PathBuf, Refusal)>;
+/// The path of a file, and what it has of a card, or why that is not used; nothing if there is no such file.
+pub(crate) type Kept = Option<(PathBuf, Result<Calibration<Reading>, Refusal>)>;
 
 /// What was measured of such a card.
 pub(crate) fn read(dir: &Path, here: &Card) -> Kept {
     let path = here.path(dir);
-    let read = || {
-        let Some(bytes) = files::read(&path, MAX_FILE_BYTES).map_err(Refusal::Unreadable)? else {
-            return Ok(None);
-        };
-        let text = String::from_utf8(bytes).map_err(|e| Refusal::Damaged(e.to_string()))?;
-        let File { card, readings, .. } = unseal(&text)?;
-        card.check(here).map(|()| Some(readings))
-    };
-    match read() {
-        Ok(readings) => Ok(readings.map(|readings| (path, readings))),
-        Err(refusal) => Err((path, refusal)),
-    }
+    let checked = |File { card, readings, .. }: File| card.check(here).map(|()| readings);
+    let kept = read_sealed(&path, MAX_FILE_BYTES).transpose()?.and_then(checked);
+    Some((path, kept))
 }
 
 /// Keeps what was measured in the place of what the file has.

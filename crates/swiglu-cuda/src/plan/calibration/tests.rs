@@ -114,18 +114,18 @@ fn here(cuda: &Cuda) -> Card {
 fn a_file_is_what_was_kept_or_is_refused_with_a_reason() {
     let Some(cuda) = common::device() else { return };
     let (dir, card) = (tempfile::tempdir().unwrap(), here(&cuda));
-    assert_eq!(read(dir.path(), &card), Ok(None));
+    assert_eq!(read(dir.path(), &card), None);
     let mut measured = readings(&RATES, 132, 0.7);
     measured.copy = Reading::new(1.0 / 3.0e-13);
     measured.clock = Reading::Missing("none".into());
     let path = keep(dir.path(), &card, &measured).unwrap();
     let name = path.file_name().unwrap().to_str().unwrap();
     assert!(name.ends_with("-sm_90a.machine.json"), "{name}");
-    assert_eq!(read(dir.path(), &card), Ok(Some((path.clone(), measured.clone()))));
+    assert_eq!(read(dir.path(), &card), Some((path.clone(), Ok(measured.clone()))));
     let text = std::fs::read_to_string(&path).unwrap();
     let refusal = |text: &str| {
         std::fs::write(&path, text).unwrap();
-        read(dir.path(), &card).unwrap_err().1
+        read(dir.path(), &card).unwrap().1.unwrap_err()
     };
     for damaged in ["", "no record", &text[..text.len() / 2], &text.replacen("333", "433", 1)] {
         let refusal = refusal(damaged);

@@ -22,8 +22,9 @@ use crate::device::arch::Arch;
 use crate::device::facts::DeviceFacts;
 use crate::device::files;
 use crate::kernels::decode_mlp::MOST_TOKENS;
+use record::unseal;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
-pub(super) use record::{hash_of, seal, unseal};
+pub(super) use record::{hash_of, read_sealed, seal};
 pub(crate) use table::Near;
 use table::Table;
 
@@ -59,7 +60,7 @@ macro_rules! record {
 
 /// Records that are part of this program, by file name: entries as `swiglu tune` wrote them. Of those for one device the
 /// first that has a problem counts; between its name and `.json` a file's name may say what it is of.
-static SHIPPED: &[(&str, &str)] = &[
+pub(super) static SHIPPED: &[(&str, &str)] = &[
     record!("nvidia-h100-80gb-hbm3-sm_90a.json"),
     record!("nvidia-h200-sm_90a.blocks-128.json"),
     record!("nvidia-h200-sm_90a.blocks-8192.json"),
@@ -71,13 +72,19 @@ static SHIPPED: &[(&str, &str)] = &[
 /// The shipped records of an architecture.
 pub(super) fn shipped(arch: Arch) -> impl Iterator<Item = Record> {
     let of_arch = SHIPPED.iter().filter(move |(file, _)| file.contains(arch.name()));
-    of_arch.filter_map(|(_, text)| Record::parse(text).ok())
+    of_arch.filter_map(|(_, text)| unseal(text).ok())
 }
 
 /// Larger files are none of ours.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 /// How long to wait for another process that writes the same record, which takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+impl NotKept {
+    pub(super) fn nowhere() -> Self {
+        Self { path: "~".into(), why: "nothing says where: set SWIGLU_TUNING_DIR".into() }
+    }
+}
 
 impl TuningOptions {
     /// The directory, unless nothing says where it would be.
@@ -111,7 +118,7 @@ pub(super) fn file_stem(device: &str, arch: Arch) -> String {
 #[derive(Debug, Default)]
 pub(crate) struct Tuning {
     tables: Vec<Source>,
-    notes: Vec<String>,
+    pub(super) notes: Vec<String>,
 }
 
 /// Whose measurements they are.
@@ -134,25 +141,39 @@ struct Source {
     table: Table,
 }
 
-impl Tuning {
-    pub(crate) fn load(
-        options: &TuningOptions,
-        facts: &DeviceFacts,
-        arch: Arch,
-        model: &Model,
-    ) -> Self {
-        if options.disabled {
-            return Self::default();
+impl Source {
+    /// A record that tells something of this device, and what is said of it.
+    fn new(
+        mut origin: Origin,
+        record: &Record,
+        here: &Subject,
+        driver: (u32, u32),
+        mut model: Model,
+    ) -> Result<(Self, String), Refusal> {
+        let mut said = String::new();
+        match record.check(here) {
+            Ok(()) => {}
+            Err(Refusal::Source) => said += ", of earlier kernels",
+            Err(refusal) => {
+                let rates = record.like(here).ok_or(refusal)?;
+                said += &format!(", of {}, a device like this one", record.subject.device);
+                origin = Origin::Like;
+                model.machine = Machine::new(&rates, here.sm_count, here.arch);
+            }
         }
-        Self::read(options.directory().as_deref(), SHIPPED, facts, arch, model)
+        said += &format!(": {} problems measured", record.entries.len());
+        let (major, minor) = record.driver;
+        if record.driver != driver {
+            said += &format!(", with driver {major}.{minor}");
+        }
+        let earlier = record.subject.source != here.source;
+        Ok((Self { origin, earlier, table: Table::new(record, &model) }, said))
     }
+}
 
-    /// What is shipped for a device, whatever its user has measured.
-    pub(super) fn of_shipped(facts: &DeviceFacts, arch: Arch, model: &Model) -> Self {
-        Self::read(None, SHIPPED, facts, arch, model)
-    }
-
-    fn read(
+impl Tuning {
+    /// The user's record in `dir`, and those of what is shipped with this program that tell something of a device.
+    pub(super) fn read(
         dir: Option<&Path>,
         shipped: &[(&str, &str)],
         facts: &DeviceFacts,
@@ -161,65 +182,32 @@ impl Tuning {
     ) -> Self {
         let mut tuning = Self::default();
         let here = Subject::here(facts, arch);
-        if let Some(path) = dir.map(|dir| dir.join(file_name(&here))) {
-            let record = read_record(&path);
-            tuning.add(Origin::Measured, path.display().to_string(), record, &here, facts, model);
-        }
-        for (file, text) in shipped {
-            // Of another architecture there are other kernels; the name is enough to know.
-            if file.contains(here.arch.name()) {
-                let record = Record::parse(text).map(Some);
-                tuning.add(Origin::Shipped, format!("shipped {file}"), record, &here, facts, model);
+        let users = dir.map(|dir| {
+            let path = dir.join(file_name(&here));
+            (Origin::Measured, path.display().to_string(), read_sealed(&path, MAX_FILE_BYTES))
+        });
+        // Of another architecture there are other kernels; the name is enough to know.
+        let of_arch = shipped.iter().filter(|(file, _)| file.contains(arch.name()));
+        let shipped = of_arch.map(|(file, text)| {
+            (Origin::Shipped, format!("shipped {file}"), unseal(text).map(Some))
+        });
+        for (origin, what, record) in users.into_iter().chain(shipped) {
+            let Some(record) = record.transpose() else { continue };
+            let driver = facts.driver_version;
+            let used = record.and_then(|r| Source::new(origin, &r, &here, driver, *model));
+            match used {
+                Ok((source, said)) => {
+                    tuning.notes.push(what + &said);
+                    tuning.tables.push(source);
+                }
+                // One that is shipped for others is no news.
+                Err(Refusal::Device { .. }) if origin == Origin::Shipped => {}
+                Err(refusal) => tuning.notes.push(format!("{what}: not used: {refusal}")),
             }
         }
         // Of one rank the order stays: what the user measured, then what is shipped.
         tuning.tables.sort_by_key(|table| (table.origin == Origin::Like, table.earlier));
         tuning
-    }
-
-    /// A record, unless it tells nothing of this device, and what it is called.
-    fn add(
-        &mut self,
-        origin: Origin,
-        mut what: String,
-        record: Result<Option<Record>, Refusal>,
-        here: &Subject,
-        facts: &DeviceFacts,
-        model: &Model,
-    ) {
-        let record = match record {
-            Ok(None) => return,
-            Ok(Some(record)) => record,
-            Err(refusal) => return self.notes.push(format!("{what}: not used: {refusal}")),
-        };
-        let (origin, earlier, of) = match record.check(here) {
-            Ok(()) => (origin, false, *model),
-            Err(Refusal::Source) => {
-                what += ", of earlier kernels";
-                (origin, true, *model)
-            }
-            Err(refusal) => match record.like(here) {
-                Some(rates) => {
-                    what += &format!(", of {}, a device like this one", record.subject.device);
-                    let machine = Machine::new(&rates, record.subject.sm_count, here.arch);
-                    (
-                        Origin::Like,
-                        record.subject.source != here.source,
-                        Model { machine, ..*model },
-                    )
-                }
-                // That is said of the user's: one that is shipped for others is no news.
-                None if origin == Origin::Shipped => return,
-                None => return self.notes.push(format!("{what}: not used: {refusal}")),
-            },
-        };
-        let count = record.entries.len();
-        let driver = match record.driver == facts.driver_version {
-            true => String::new(),
-            false => format!(", with driver {}.{}", record.driver.0, record.driver.1),
-        };
-        self.notes.push(format!("{what}: {count} problems measured{driver}"));
-        self.tables.push(Source { origin, earlier, table: Table::new(&record, &of) });
     }
 
     /// What was measured nearest to a problem; of several records that say as much, by the first. Of a block of more tokens
@@ -240,19 +228,6 @@ impl Tuning {
         let of_h = of(&of_h(problem)).map(|(origin, near)| (origin, near.of_h()));
         [whole, of_h].into_iter().flatten().min_by_key(|(_, near)| near.rank(problem))
     }
-
-    pub(crate) fn notes(&self) -> &[String] {
-        &self.notes
-    }
-}
-
-/// The record of a file; nothing if there is no such file.
-fn read_record(path: &Path) -> Result<Option<Record>, Refusal> {
-    let Some(bytes) = files::read(path, MAX_FILE_BYTES).map_err(Refusal::Unreadable)? else {
-        return Ok(None);
-    };
-    let text = String::from_utf8(bytes).map_err(|e| Refusal::Damaged(e.to_string()))?;
-    Record::parse(&text).map(Some)
 }
 
 /// Adds entries to the record of this kind of device in `dir`. What the file has of the same problems
@@ -273,12 +248,13 @@ pub(crate) fn keep(
     let lock = path.with_extension("json.lock");
     let _lock = files::lock(&lock, PATIENCE).map_err(not_kept)?;
     let checked = |record: Record| record.check(&subject).map(|()| record);
-    let (known, refusal) = match read_record(&path).and_then(|r| r.map(checked).transpose()) {
-        Ok(known) => (known, None),
-        // Nobody knows what is in it.
-        Err(Refusal::Unreadable(why)) => return Err(not_kept(why)),
-        Err(refusal) => (None, Some(refusal)),
-    };
+    let (known, refusal) =
+        match read_sealed(&path, MAX_FILE_BYTES).and_then(|r| r.map(checked).transpose()) {
+            Ok(known) => (known, None),
+            // Nobody knows what is in it.
+            Err(Refusal::Unreadable(why)) => return Err(not_kept(why)),
+            Err(refusal) => (None, Some(refusal)),
+        };
     let mut record = known.unwrap_or_else(|| Record::new(subject, driver));
     (record.driver, record.rates) = (driver, Some(rates));
     entries.into_iter().for_each(|entry| record.insert(entry));

@@ -1,5 +1,7 @@
 //! What was measured on a device: every way of computing a problem, also those that were refused.
 
+use std::path::Path;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -7,6 +9,7 @@ use swiglu_core::{Op, Problem};
 
 use crate::device::arch::Arch;
 use crate::device::facts::DeviceFacts;
+use crate::device::files;
 use crate::device::jit::{KernelFile, headers_of};
 use crate::kernels::{elementwise, gated_gemm};
 use crate::plan::Steps;
@@ -231,7 +234,7 @@ pub(in crate::plan) fn seal(body: &str) -> String {
 }
 
 /// What a file has, if it is whole and of this version.
-pub(in crate::plan) fn unseal<T: DeserializeOwned>(text: &str) -> Result<T, Refusal> {
+pub(super) fn unseal<T: DeserializeOwned>(text: &str) -> Result<T, Refusal> {
     let parts = text.strip_prefix(HEAD).and_then(|rest| rest.split_once(MIDDLE));
     let parts = parts.and_then(|(digest, rest)| Some((digest, rest.strip_suffix(TAIL)?)));
     let Some((expected, body)) = parts else {
@@ -247,6 +250,17 @@ pub(in crate::plan) fn unseal<T: DeserializeOwned>(text: &str) -> Result<T, Refu
         return Err(Refusal::Schema { given: schema });
     }
     serde_json::from_str(body).map_err(damaged)
+}
+
+/// What a file has, if it is whole and of this version; nothing if there is no such file.
+pub(in crate::plan) fn read_sealed<T: DeserializeOwned>(
+    path: &Path,
+    most_bytes: u64,
+) -> Result<Option<T>, Refusal> {
+    let bytes = files::read(path, most_bytes).map_err(Refusal::Unreadable)?;
+    let text = bytes.map(String::from_utf8).transpose();
+    let text = text.map_err(|e| Refusal::Damaged(e.to_string()))?;
+    text.as_deref().map(unseal).transpose()
 }
 
 impl Record {
@@ -275,11 +289,6 @@ impl Record {
         let lines: Result<Vec<_>, _> = self.entries.iter().map(serde_json::to_string).collect();
         let body = format!("{head}\n{}\n{tail}", lines?.join(",\n"));
         Ok(seal(&body))
-    }
-
-    /// A record that is whole.
-    pub(super) fn parse(text: &str) -> Result<Self, Refusal> {
-        unseal(text)
     }
 
     /// The rates of the device it was measured on, where that is one like `here`: as many SMs of the same architecture.

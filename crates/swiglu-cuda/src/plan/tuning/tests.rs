@@ -84,7 +84,7 @@ fn record(entries: Vec<Entry>) -> Record {
 
 /// A record that is whole, and that `here` says the same about.
 fn from_text(text: &str, here: &Subject) -> Result<Record, Refusal> {
-    let record = Record::parse(text)?;
+    let record = unseal::<Record>(text)?;
     record.check(here).map(|()| record)
 }
 
@@ -161,8 +161,8 @@ fn shipped_records_complete_each_other() {
         Some(near.exact(&problem(m))?.times[0].steps.to_string())
     };
     assert_eq!([16, 64].map(found), [0, 1].map(|i| Some(ways[i].clone())));
-    assert_eq!(tuning.notes().len(), 2, "{:?}", tuning.notes());
-    assert!(tuning.notes()[0].contains(&part), "{:?}", tuning.notes());
+    assert_eq!(tuning.notes.len(), 2, "{:?}", tuning.notes);
+    assert!(tuning.notes[0].contains(&part), "{:?}", tuning.notes);
 }
 
 #[test]
@@ -197,8 +197,8 @@ fn a_record_of_these_kernels_goes_before_an_earlier_one_and_a_users_before_a_shi
             (origin, near.exact(&problem(16)).unwrap().times[0].steps.to_string())
         });
         let way = if taken == Some(Origin::Measured) { 0 } else { 1 };
-        assert_eq!(found, taken.map(|origin| (origin, ways[way].clone())), "{:?}", tuning.notes());
-        for (note, subject) in tuning.notes().iter().zip([users, shipped]) {
+        assert_eq!(found, taken.map(|origin| (origin, ways[way].clone())), "{:?}", tuning.notes);
+        for (note, subject) in tuning.notes.iter().zip([users, shipped]) {
             assert_eq!(
                 note.contains(", of earlier kernels: 1 problems"),
                 *subject == earlier,
@@ -215,7 +215,7 @@ fn measurements_of_other_ways_are_added_to() {
     keep(dir.path(), earlier, (13, 0), RATES, vec![entry(1, &[("a", 1.0)])]).unwrap();
     let (path, refusal) = keep(dir.path(), subject(), (13, 0), RATES, vec![entry(2, &[])]).unwrap();
     assert_eq!(refusal, None);
-    assert_eq!(read_record(&path).unwrap().unwrap().entries.len(), 2);
+    assert_eq!(read_sealed::<Record>(&path, MAX_FILE_BYTES).unwrap().unwrap().entries.len(), 2);
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn what_is_nearest_counts_whoever_measured_it() {
 fn choices_without_measurements_of_their_own_are_near_the_fastest() {
     type Losses = Vec<(f64, String)>;
     let records: Vec<Record> =
-        SHIPPED.iter().map(|(_, text)| Record::parse(text).unwrap()).collect();
+        SHIPPED.iter().map(|(_, text)| unseal::<Record>(text).unwrap()).collect();
     let of = |record: &Record| {
         let machine = Machine::new(&record.rates.unwrap(), record.subject.sm_count, Arch::Sm90a);
         Model { machine, ..model() }
@@ -428,7 +428,7 @@ fn entries_are_added_and_replaced() {
     let (path, refusal) = add(vec![entry(1, &[("a", 1.0)]), entry(2, &[("a", 2.0)])]);
     assert_eq!((path.file_name().unwrap(), refusal), ("device-1-sm_90a.json".as_ref(), None));
     add(vec![entry(2, &[("a", 5.0)]), entry(4, &[])]);
-    let record = read_record(&path).unwrap().unwrap();
+    let record = read_sealed::<Record>(&path, MAX_FILE_BYTES).unwrap().unwrap();
     let times: Vec<_> =
         record.entries.iter().map(|e| (e.problem.m, e.trials[0].outcome.median_us())).collect();
     assert_eq!(times, [(1, Some(1.0)), (2, Some(5.0)), (4, None)]);
@@ -436,7 +436,7 @@ fn entries_are_added_and_replaced() {
     std::fs::write(&path, "{}").unwrap();
     let (_, refusal) = add(vec![entry(8, &[])]);
     assert!(matches!(refusal, Some(Refusal::Damaged(_))), "{refusal:?}");
-    assert_eq!(read_record(&path).unwrap().unwrap().entries.len(), 1);
+    assert_eq!(read_sealed::<Record>(&path, MAX_FILE_BYTES).unwrap().unwrap().entries.len(), 1);
 }
 
 #[test]
