@@ -9,7 +9,6 @@
 mod file;
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -48,6 +47,20 @@ pub struct Rate {
 }
 
 impl Rate {
+    /// A reading counts from the least to the most that is possible.
+    fn new(prior: f64, [least, most]: [f64; 2], reading: Option<&Reading>) -> Self {
+        let (measured, refused) = match reading {
+            None => (None, None),
+            Some(Reading::Value(value)) if (least..=most).contains(value) => (Some(*value), None),
+            Some(Reading::Value(value)) => {
+                let possible = format!("possible are {least:.3e} to {most:.3e}");
+                (None, Some(format!("{value:e} was measured, {possible}")))
+            }
+            Some(Reading::Missing(why)) => (None, Some(why.clone())),
+        };
+        Self { prior, measured, refused }
+    }
+
     /// What plans follow: what was measured, else the prior.
     pub fn used(&self) -> f64 {
         self.measured.unwrap_or(self.prior)
@@ -91,16 +104,6 @@ impl<T> Calibration<T> {
         let Self { copy, clock, l2, launch, barrier } = self;
         [("copy", copy), ("clock", clock), ("l2", l2), ("launch", launch), ("barrier", barrier)]
     }
-
-    fn zip<U, V>(self, other: Calibration<U>, both: impl Fn(T, U) -> V) -> Calibration<V> {
-        Calibration {
-            copy: both(self.copy, other.copy),
-            clock: both(self.clock, other.clock),
-            l2: both(self.l2, other.l2),
-            launch: both(self.launch, other.launch),
-            barrier: both(self.barrier, other.barrier),
-        }
-    }
 }
 
 /// What the probe finds on the card that the model was fitted on, an H200: of the memory's nominal rate, of the greatest
@@ -121,15 +124,13 @@ const ABOVE: f64 = 1.02;
 /// Bytes that no SM takes from L2 in a cycle more than, and less than.
 const L2_LIMITS: [f64; 2] = [4.0, 128.0];
 
-/// What is expected, and what is possible.
-struct Expected {
-    prior: f64,
-    possible: RangeInclusive<f64>,
-}
-
-impl Calibration<Expected> {
-    fn of(rates: &Rates, multiprocessors: u32) -> Self {
-        let of = |prior, [least, most]: [f64; 2]| Expected { prior, possible: least..=most };
+impl Calibration {
+    /// What is known of a device with these rates, after a probe or before one.
+    pub(crate) fn new(
+        rates: &Rates,
+        multiprocessors: u32,
+        readings: Option<&Calibration<Reading>>,
+    ) -> Self {
         // Without the driver's word the limits are those of every device so far.
         let told = |value: f64, otherwise: f64, limits: [f64; 2]| match value > 0.0 {
             true => (value, [value * LEAST, value * ABOVE]),
@@ -138,46 +139,15 @@ impl Calibration<Expected> {
         let (memory, memory_limits) = told(rates.memory_bandwidth as f64, 1e12, [1e9, 2e13]);
         let (clock, clock_limits) = told(f64::from(rates.clock_khz) * 1e3, 1.7e9, [2e8, 4e9]);
         let sms = f64::from(multiprocessors.max(1));
+        let (l2, l2_limits) = (sms * clock * L2_PER_SM, L2_LIMITS.map(|bytes| sms * clock * bytes));
+        let seconds = [0.1e-6, 20e-6];
         Self {
-            copy: of(memory * COPY_SHARE, memory_limits),
-            clock: of(clock * LOADED_SHARE, clock_limits),
-            l2: of(sms * clock * L2_PER_SM, L2_LIMITS.map(|bytes| sms * clock * bytes)),
-            launch: of(CHAINED_LAUNCH, [0.1e-6, 20e-6]),
-            barrier: of(GRID_BARRIER, [0.1e-6, 20e-6]),
+            copy: Rate::new(memory * COPY_SHARE, memory_limits, readings.map(|r| &r.copy)),
+            clock: Rate::new(clock * LOADED_SHARE, clock_limits, readings.map(|r| &r.clock)),
+            l2: Rate::new(l2, l2_limits, readings.map(|r| &r.l2)),
+            launch: Rate::new(CHAINED_LAUNCH, seconds, readings.map(|r| &r.launch)),
+            barrier: Rate::new(GRID_BARRIER, seconds, readings.map(|r| &r.barrier)),
         }
-    }
-}
-
-impl Calibration {
-    /// What is known of a device with these rates, after a probe or before one.
-    pub(crate) fn new(
-        rates: &Rates,
-        multiprocessors: u32,
-        readings: Option<&Calibration<Reading>>,
-    ) -> Self {
-        let expected = Calibration::of(rates, multiprocessors);
-        let Some(readings) = readings.cloned() else {
-            let none =
-                |Expected { prior, .. }: Expected| Rate { prior, measured: None, refused: None };
-            let nothing = Calibration { copy: (), clock: (), l2: (), launch: (), barrier: () };
-            return expected.zip(nothing, |expected, ()| none(expected));
-        };
-        expected.zip(readings, |Expected { prior, possible }, reading| {
-            let (measured, refused) = match reading {
-                Reading::Value(value) if possible.contains(&value) => (Some(value), None),
-                Reading::Value(value) => {
-                    let (least, most) = possible.into_inner();
-                    (
-                        None,
-                        Some(format!(
-                            "{value:e} was measured, possible are {least:.3e} to {most:.3e}"
-                        )),
-                    )
-                }
-                Reading::Missing(why) => (None, Some(why)),
-            };
-            Rate { prior, measured, refused }
-        })
     }
 
     /// Whether a rate was measured.
@@ -215,16 +185,14 @@ impl fmt::Display for Calibration {
             };
             self.each().into_iter().filter(of).map(said).collect::<Vec<_>>().join(", ")
         };
-        match (self.is_measured(), named(true), named(false)) {
-            (false, _, _) if self.each().into_iter().all(|(_, rate)| rate.refused.is_none()) => f
-                .write_str(
-                    "rates expected from the architecture; `swiglu info --probe` measures them",
-                ),
-            (false, _, expected) => write!(f, "rates expected from the architecture: {expected}"),
-            (true, measured, expected) if expected.is_empty() => {
-                write!(f, "rates measured: {measured}")
-            }
-            (true, measured, expected) => {
+        let nothing_tried = self.each().into_iter().all(|(_, rate)| rate.refused.is_none());
+        match (&*named(true), &*named(false)) {
+            ("", _) if nothing_tried => f.write_str(
+                "rates expected from the architecture; `swiglu info --probe` measures them",
+            ),
+            ("", expected) => write!(f, "rates expected from the architecture: {expected}"),
+            (measured, "") => write!(f, "rates measured: {measured}"),
+            (measured, expected) => {
                 write!(f, "rates measured: {measured}; expected from the architecture: {expected}")
             }
         }

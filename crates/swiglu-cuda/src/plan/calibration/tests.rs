@@ -24,9 +24,8 @@ const RATES: Rates = Rates {
 
 /// What would be found where all is as expected, but for the launch.
 fn readings(rates: &Rates, multiprocessors: u32, launches: f64) -> Calibration<Reading> {
-    let nothing = Calibration { copy: (), clock: (), l2: (), launch: (), barrier: () };
-    let as_expected = Calibration::new(rates, multiprocessors, None).zip(nothing, |rate, ()| rate);
-    let Calibration { copy, clock, l2, launch, barrier } = as_expected;
+    let Calibration { copy, clock, l2, launch, barrier } =
+        Calibration::new(rates, multiprocessors, None);
     let value = |rate: Rate| Reading::Value(rate.prior);
     Calibration {
         copy: value(copy),
