@@ -45,36 +45,35 @@ impl Cuda {
         path: Option<Path>,
     ) -> Vec<Candidate> {
         let model = Planner::of(self).model();
-        let mut all = Vec::new();
-        if problem.op == Op::Mlp {
-            all.extend(self.of_gate_up(problem, path));
-        } else {
-            let why = "one pass over dh, gate and up".to_owned();
-            let seconds = cost::activation(problem, &model.machine);
-            all.push(of_step("dgate, dup", "elementwise".into(), Some(seconds), Ok(why)));
-        }
-        let mut lt = |step: &str, seconds: f64, reason: &str| {
-            all.push(of_step(step, "cublaslt".into(), Some(seconds), Ok(reason.to_owned())));
+        let taken = |step: &str, name: &str, seconds: f64, why: &str| {
+            Candidate::new(name.into(), Some(seconds), Ok(why.into())).of_step(step)
         };
-        let input = "one product over the weights of gate and up";
-        lt("dx", cost::input(problem, model), input);
-        let weights = match problem.layout.orientation {
+        let is_block = problem.op == Op::Mlp;
+        let mut all = match is_block {
+            true => self.of_gate_up(problem, path),
+            false => {
+                let (seconds, why) =
+                    (cost::activation(problem, &model.machine), "one pass over dh, gate and up");
+                vec![taken("dgate, dup", "elementwise", seconds, why)]
+            }
+        };
+        let why = "one product over the weights of gate and up";
+        all.push(taken("dx", "cublaslt", cost::input(problem, model), why));
+        let why = match problem.layout.orientation {
             Orientation::OutIn => {
                 "one product for both where they lie one behind the other, else one for each"
             }
             Orientation::InOut => "one product for each",
         };
-        lt("dw_gate, dw_up", cost::gate_up_weights(problem, model), weights);
-        if problem.op == Op::Mlp {
-            let down = "one product with h, computed again";
-            lt("dw_down", cost::down_weight(problem, model), down);
+        all.push(taken("dw_gate, dw_up", "cublaslt", cost::gate_up_weights(problem, model), why));
+        if is_block {
+            let why = "one product with h, computed again";
+            all.push(taken("dw_down", "cublaslt", cost::down_weight(problem, model), why));
         }
         if problem.bias {
-            let step =
-                if problem.op == Op::Mlp { "db_gate, db_up, db_down" } else { "db_gate, db_up" };
-            let why = "sums of columns in one order".to_owned();
+            let step = if is_block { "db_gate, db_up, db_down" } else { "db_gate, db_up" };
             let seconds = cost::biases(problem, &model.machine);
-            all.push(of_step(step, "column_sums".into(), Some(seconds), Ok(why)));
+            all.push(taken(step, "column_sums", seconds, "sums of columns in one order"));
         }
         all
     }
@@ -107,7 +106,7 @@ impl Cuda {
                                    memory between"
                     .to_owned()),
             };
-            of_step(step, kernel.to_string(), expected, why)
+            Candidate::new(kernel.to_string(), expected, why).of_step(step)
         };
         let mut all: Vec<_> =
             differentiating(planner, problem).into_iter().map(candidate).collect();
@@ -116,31 +115,7 @@ impl Cuda {
             None => Ok("dh passes through memory, and gate and up twice".to_owned()),
         };
         let expected = Some(cost::step_by_step(problem, model));
-        all.push(of_step(step, "cublaslt + elementwise".into(), expected, unfused));
+        all.push(Candidate::new("cublaslt + elementwise".into(), expected, unfused).of_step(step));
         all
-    }
-}
-
-/// A candidate for a step, with the seconds that are expected of it: why it is taken, or why not.
-fn of_step(
-    step: &str,
-    name: String,
-    seconds: Option<f64>,
-    why: Result<String, String>,
-) -> Candidate {
-    let (chosen, refusal) = (why.is_ok(), why.as_ref().err().cloned());
-    let reason = why.unwrap_or_else(|why| why);
-    let step = Some(step.to_owned());
-    Candidate {
-        steps: None,
-        step,
-        name,
-        chosen,
-        numerics: None,
-        refusal,
-        predicted_us: seconds.map(|seconds| seconds * 1e6),
-        expected_us: seconds.map(|seconds| seconds * 1e6),
-        measured_us: None,
-        reason,
     }
 }

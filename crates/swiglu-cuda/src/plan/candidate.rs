@@ -29,6 +29,30 @@ pub struct Candidate {
     pub reason: String,
 }
 
+impl Candidate {
+    /// One of which nothing was measured, with the seconds that are expected of it: why it is taken, or why not.
+    pub(super) fn new(name: String, seconds: Option<f64>, why: Result<String, String>) -> Self {
+        let us = seconds.map(|seconds| seconds * 1e6);
+        Self {
+            steps: None,
+            step: None,
+            name,
+            chosen: why.is_ok(),
+            numerics: None,
+            refusal: why.clone().err(),
+            predicted_us: us,
+            expected_us: us,
+            measured_us: None,
+            reason: why.unwrap_or_else(|why| why),
+        }
+    }
+
+    /// What it computes of a backward pass.
+    pub(super) fn of_step(self, step: &str) -> Self {
+        Self { step: Some(step.into()), ..self }
+    }
+}
+
 impl std::fmt::Display for Candidate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(&self.name)

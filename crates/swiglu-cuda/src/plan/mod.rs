@@ -290,19 +290,9 @@ impl Cuda {
     /// for it, for all gradients.
     pub fn candidates(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
         if problem.op == Op::Activation {
-            let plan = self.planned(*problem, path);
-            return vec![Candidate {
-                steps: None,
-                step: None,
-                name: plan.kernel,
-                chosen: true,
-                numerics: Some(problem.numerics),
-                refusal: None,
-                predicted_us: None,
-                expected_us: None,
-                measured_us: None,
-                reason: plan.reason,
-            }];
+            let Plan { kernel, reason, .. } = self.planned(*problem, path);
+            let numerics = Some(problem.numerics);
+            return vec![Candidate { numerics, ..Candidate::new(kernel, None, Ok(reason)) }];
         }
         if decoded_because(Planner::of(self), problem).is_some() {
             return self.candidates(&problem.with_quantized(None), path);
@@ -339,38 +329,32 @@ impl Cuda {
             Err(_) => None,
         };
         let (model, near) = (planner.model(), planner.tuning().near(problem, self.tf32()));
-        let measured = |steps: Steps| {
-            // On another device it took another time.
-            let (_, near) = near.filter(|(origin, _)| *origin != Origin::Like)?;
-            near.exact(problem)?.times.iter().find(|time| time.steps == steps).map(|time| time.us)
-        };
-        let expects = |steps: Steps| {
-            let near = near.and_then(|(_, near)| near.seconds(steps, problem, model));
-            near.unwrap_or_else(|| steps.seconds(model, problem))
-        };
+        // On another device it took another time.
+        let here = near.filter(|(origin, _)| *origin != Origin::Like);
+        let exact = here.and_then(|(_, near)| near.exact(problem));
+        let measured = |steps: Steps| Some(exact?.time(steps)?.us);
+        let corrected = |steps: Steps| near?.1.seconds(steps, problem, model);
+        let expects =
+            |steps: Steps| corrected(steps).unwrap_or_else(|| steps.seconds(model, problem));
         let measured_us = measured(steps);
         let ratio = measured_us.zip(measured(chosen.0)).map(|(us, fastest)| us / fastest);
-        let seconds = numerics.map(|_| expects(steps));
-        let expected = || {
-            let best = expects(chosen.0);
-            format!("{:.2} times as long expected", seconds.unwrap_or(f64::NAN) / best)
-        };
         // With measurements near that decide, what was not measured is not taken.
         let waits = match (near, chosen.1) {
-            (Some((_, near)), Why::Near(_) | Why::Fastest(_)) => {
-                near.seconds(steps, problem, model).is_none()
-            }
+            (Some(_), Why::Near(_) | Why::Fastest(_)) => corrected(steps).is_none(),
             _ => steps.waits_for_tuning(problem),
         };
         let reason = match (&check, ratio) {
             _ if steps == chosen.0 => explain(steps, chosen.1, problem, planner),
             (Err(obstacle), _) => obstacle.to_string(),
             (Ok(()), Some(ratio)) => format!("{ratio:.2} times as long measured"),
-            (Ok(()), None) if waits => {
-                format!("{}; taken only once `swiglu tune` has measured it", expected())
+            (Ok(()), None) => {
+                let ratio = expects(steps) / expects(chosen.0);
+                let only = "; taken only once `swiglu tune` has measured it";
+                let only = if waits { only } else { "" };
+                format!("{ratio:.2} times as long expected{only}")
             }
-            (Ok(()), None) => expected(),
         };
+        let us = |seconds: f64| seconds * 1e6 * passes as f64;
         Candidate {
             steps: Some(steps),
             step: None,
@@ -378,8 +362,8 @@ impl Cuda {
             chosen: steps == chosen.0,
             numerics,
             refusal: check.err().map(|obstacle| obstacle.to_string()),
-            predicted_us: numerics.map(|_| steps.seconds(model, problem) * 1e6 * passes as f64),
-            expected_us: seconds.map(|seconds| seconds * 1e6 * passes as f64),
+            predicted_us: numerics.map(|_| us(steps.seconds(model, problem))),
+            expected_us: numerics.map(|_| us(expects(steps))),
             measured_us,
             reason,
         }

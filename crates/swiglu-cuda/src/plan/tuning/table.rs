@@ -58,7 +58,7 @@ pub(crate) struct Time {
 }
 
 impl Tuned {
-    fn time(&self, steps: Steps) -> Option<&Time> {
+    pub(crate) fn time(&self, steps: Steps) -> Option<&Time> {
         self.times.iter().find(|time| time.steps == steps)
     }
 }
