@@ -8,8 +8,8 @@
 
 use swiglu_core::{DType, Op, Problem};
 
-use super::machine::{BESIDE_SHARED, Machine};
-use crate::kernels::decode_mlp::{Decode, Design, Limits, MOST_TOKENS};
+use super::machine::{BARRIER, BESIDE_SHARED, LAUNCH, Machine, Model};
+use crate::kernels::decode_mlp::{Decode, Design, MOST_TOKENS};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::{Form, Kernel, Multiplier, Shape};
 use crate::kernels::sm90_gated_gemm::Cut;
@@ -167,16 +167,10 @@ fn of_tiles(form: &Form, problem: &Problem, machine: &Machine, ends: Ends) -> f6
 
 /// Seconds of a product `[m, k]` by `[k, n]` by cuBLASLt, which has tiles for every shape and splits
 /// k where they are few. `results` are the seconds that these take to be written.
-fn product(
-    [m, k, n]: [usize; 3],
-    dtype: DType,
-    results: f64,
-    machine: &Machine,
-    tf32: bool,
-) -> f64 {
-    let [m, k, n] = [m as f64, k as f64, n as f64];
+fn product(shape: [usize; 3], dtype: DType, results: f64, model: &Model) -> f64 {
+    let ([m, k, n], machine) = (shape.map(|extent| extent as f64), &model.machine);
     let rate = match dtype {
-        DType::F32 if tf32 => machine.tensor / 2.0,
+        DType::F32 if model.tf32 => machine.tensor / 2.0,
         DType::F32 => FMA * CUBLAS_FMA_SHARE,
         _ => machine.tensor,
     };
@@ -206,11 +200,11 @@ fn bytes(extents: [usize; 2], dtype: DType) -> f64 {
 const FEW_TOKENS: f64 = 2.5e-6;
 
 /// Seconds of the down projection.
-pub(crate) fn down(problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
+pub(crate) fn down(problem: &Problem, model: &Model) -> f64 {
     let shape = [problem.m, problem.intermediate, problem.hidden];
     let split = if problem.m <= MOST_TOKENS { FEW_TOKENS } else { 0.0 };
-    let results = machine.stream(bytes([problem.m, problem.hidden], problem.dtype));
-    split + product(shape, problem.dtype, results, machine, tf32)
+    let results = model.machine.stream(bytes([problem.m, problem.hidden], problem.dtype));
+    split + product(shape, problem.dtype, results, model)
 }
 
 /// Seconds of the down projection of few tokens by `sm90_skinny_gemm`: predicted from its form, fitted to nothing.
@@ -250,10 +244,10 @@ fn between(stored: Stored, problem: &Problem, machine: &Machine) -> f64 {
 }
 
 /// Seconds of gate and up by one product of the unfused path.
-pub(crate) fn products(stored: Stored, problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
+pub(crate) fn products(stored: Stored, problem: &Problem, model: &Model) -> f64 {
     let shape = [problem.m, problem.hidden, 2 * problem.intermediate];
-    let written = between(stored, problem, machine);
-    beside_fused(problem) * product(shape, problem.dtype, written, machine, tf32)
+    let written = between(stored, problem, &model.machine);
+    beside_fused(problem) * product(shape, problem.dtype, written, model)
 }
 
 /// Seconds of the activation behind them, which reads both again and writes h.
@@ -282,13 +276,9 @@ const X_IN_PIECES: f64 = 1.2;
 
 /// Seconds of a feed-forward block by the decode kernel: every weight once from memory, and what it does
 /// not hide of the gaps before, between and behind its two halves.
-pub(crate) fn decode(
-    decode: &Decode,
-    problem: &Problem,
-    machine: &Machine,
-    limits: &Limits,
-) -> f64 {
-    let times = match decode.design() {
+pub(crate) fn decode(decode: &Decode, problem: &Problem, model: &Model) -> f64 {
+    let (design, machine) = (decode.design(), &model.machine);
+    let times = match design {
         // One SM, 64 bytes per cycle.
         Design::Sequential => {
             return machine.launch + problem.compulsory_bytes() / (64.0 * machine.clock);
@@ -298,22 +288,23 @@ pub(crate) fn decode(
         Design::BulkOneLaunchWide => BULK_DECODE_WIDE,
         Design::HeldLaunches => HELD_DECODE,
     };
-    let (share, microseconds) = match problem.m {
+    let (mut share, microseconds) = match problem.m {
         ..=4 => times[0],
         5..=8 => times[1],
         _ => times[2],
     };
-    let in_pieces = decode.design() == Design::BulkOneLaunchWide && !decode.stages_x();
-    let share = if in_pieces { share * X_IN_PIECES } else { share };
-    let by_lanes = matches!(decode.design(), Design::OneLaunch | Design::TwoLaunches);
-    let share =
-        if by_lanes && problem.quantized.is_some() { share * UNPACKED_BY_LANES } else { share };
-    let two = decode.design() == Design::TwoLaunches && !limits.programmatic;
+    if design == Design::BulkOneLaunchWide && !decode.stages_x() {
+        share *= X_IN_PIECES;
+    }
+    if matches!(design, Design::OneLaunch | Design::TwoLaunches) && problem.quantized.is_some() {
+        share *= UNPACKED_BY_LANES;
+    }
+    let two = design == Design::TwoLaunches && !model.limits.programmatic;
     let launch = if two { machine.launch } else { 0.0 };
     // The launch and the barrier that the microseconds were fitted with are in them.
-    let mut beside = machine.slower_launches();
-    if decode.design().has_meetings() {
-        beside += machine.slower_barriers();
+    let mut beside = machine.launch - LAUNCH;
+    if design.has_meetings() {
+        beside += machine.barrier - BARRIER;
     }
     launch + microseconds * 1e-6 + beside + share * machine.stream(problem.compulsory_bytes())
 }

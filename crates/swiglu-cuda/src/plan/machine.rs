@@ -115,16 +115,6 @@ impl Machine {
         }
     }
 
-    /// What launches take longer than those that decode kernels were fitted with, seconds.
-    pub(super) fn slower_launches(&self) -> f64 {
-        self.launch - LAUNCH
-    }
-
-    /// The same of a barrier of the grid.
-    pub(super) fn slower_barriers(&self) -> f64 {
-        self.barrier - BARRIER
-    }
-
     /// Seconds for these bytes from memory.
     pub(super) fn stream(&self, bytes: f64) -> f64 {
         bytes / self.memory

@@ -10,7 +10,6 @@ use super::calibration::{Calibrated, Calibration, Reading};
 use super::choices::Choices;
 use super::machine::{Model, Rates};
 use super::tuning::{self, NotKept, Refusal, Tuning, TuningOptions};
-use crate::device::arch::Arch;
 use crate::device::cuda::{Cuda, Opening};
 use crate::device::error::Result;
 use crate::device::jit::cache::CacheOptions;
@@ -68,7 +67,7 @@ struct Attached {
 /// A device's planner. It is made with the device, and what it plans never changes: when the device is measured, another
 /// follows it, for layers that are made from then on.
 pub(crate) struct Planner {
-    subject: Subject,
+    pub(super) subject: Subject,
     /// What was measured of the device just before the planner was made.
     measured: Option<Calibration<Reading>>,
     /// Read when the first plan asks: a program that computes nothing here does not wait for it.
@@ -88,16 +87,6 @@ impl Planner {
     pub(crate) fn of(cuda: &Cuda) -> &Arc<Self> {
         let Attached { first, .. } = cuda.attached();
         iter::successors(Some(first), |planner| planner.next.get()).last().unwrap_or(first)
-    }
-
-    /// What kernels are compiled for.
-    pub(crate) fn arch(&self) -> Arch {
-        self.subject.arch
-    }
-
-    /// Whether plans leave out the kernels of one architecture.
-    pub(super) fn portable_kernels(&self) -> bool {
-        self.subject.portable_kernels
     }
 
     /// What the decode kernels need to know of the device.

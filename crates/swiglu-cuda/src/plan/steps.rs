@@ -63,7 +63,7 @@ fn check_unfused(stored: Stored, problem: &Problem) -> Result<(), Obstacle> {
 /// of every height and width then give the same bits, also where tokens are the instruction's columns.
 fn sums_in_one_order(kernel: Kernel, planner: &Planner, problem: &Problem) -> bool {
     let two_rows = Tensor::new(0, problem.hidden);
-    let wgmma = planner.arch() == Arch::Sm90a && !planner.portable_kernels();
+    let wgmma = planner.subject.arch == Arch::Sm90a && !planner.subject.portable_kernels;
     let wgmma = wgmma && problem.dtype != DType::F32 && problem.hidden > 0;
     let wgmma = wgmma && addressable(two_rows, 2);
     kernel.needs_tma() == wgmma && kernel.sums_in_order_of_k(problem.bias)
@@ -151,16 +151,14 @@ impl Steps {
     /// Whether these steps give what the problem asks for, or why not. It allocates nothing.
     pub(crate) fn check(&self, planner: &Planner, problem: &Problem) -> Result<(), Obstacle> {
         match (self.op(), problem.op) {
-            (Op::Mlp, Op::Mlp) | (Op::GatedLinear, Op::GatedLinear) => {}
-            (Op::Mlp, op) => {
-                return Err(Obstacle::Decode(decode_mlp::Obstacle::NotABlock(op)));
-            }
+            (computed, asked) if computed == asked => {}
+            (Op::Mlp, op) => return Err(Obstacle::Decode(decode_mlp::Obstacle::NotABlock(op))),
             (computed, asked) => return Err(Obstacle::OtherOperation { computed, asked }),
         }
         if let (Some(types), Self::ByH(..)) = (problem.quantized, self) {
             return Err(Obstacle::Quantized(types.gate_up));
         }
-        if planner.portable_kernels() && self.needs_tma() {
+        if planner.subject.portable_kernels && self.needs_tma() {
             return Err(Obstacle::NotPortable);
         }
         if problem.groups != 1 {
@@ -177,7 +175,7 @@ impl Steps {
                 Decode::check_problem(design, problem, limits).map_err(Obstacle::Decode)?;
             }
             Self::ByH(ToH::Gated(kernel), _) => {
-                kernel.check_problem(planner.arch(), problem, *tf32)?;
+                kernel.check_problem(planner.subject.arch, problem, *tf32)?;
             }
             Self::ByH(ToH::Unfused(stored), _) => check_unfused(stored, problem)?,
         }
@@ -206,7 +204,7 @@ impl Steps {
         let to_h = match *self {
             Self::Decode(design) => {
                 let decode = Decode::check_problem(design, problem, limits);
-                return decode.map_or_else(|_| Vec::new(), |decode| decode.needed(code).collect());
+                return decode.iter().flat_map(|decode| decode.needed(code)).collect();
             }
             Self::ByH(ToH::Gated(kernel), _) => {
                 kernel.needed(problem, code, limits.multiprocessors)
@@ -232,21 +230,19 @@ impl Steps {
 
     /// Seconds that the cost model expects.
     pub(crate) fn seconds(&self, model: &Model, problem: &Problem) -> f64 {
-        let Model { machine, limits, tf32 } = model;
+        let machine = &model.machine;
         let to_h = match *self {
             Self::Decode(design) => {
-                let decode = Decode::check_problem(design, problem, limits);
-                return decode
-                    .map_or(f64::INFINITY, |d| cost::decode(&d, problem, machine, limits));
+                let decode = Decode::check_problem(design, problem, &model.limits);
+                return decode.map_or(f64::INFINITY, |d| cost::decode(&d, problem, model));
             }
             Self::ByH(ToH::Gated(kernel), _) => cost::fused(kernel, problem, machine),
             Self::ByH(ToH::Unfused(stored), _) => {
-                cost::products(stored, problem, machine, *tf32)
-                    + cost::elementwise(stored, problem, machine)
+                cost::products(stored, problem, model) + cost::elementwise(stored, problem, machine)
             }
         };
         to_h + match self.down() {
-            Some(Down::CublasLt) => cost::down(problem, machine, *tf32),
+            Some(Down::CublasLt) => cost::down(problem, model),
             Some(_) => cost::skinny_down(problem, machine),
             None => 0.0,
         }

@@ -44,10 +44,10 @@ pub(super) fn differentiates(
         if path == Some(Path::Unfused) {
             return Err(Obstacle::UnfusedAskedFor);
         }
-        if planner.portable_kernels() && !is_portable {
+        if planner.subject.portable_kernels && !is_portable {
             return Err(Obstacle::NotPortable);
         }
-        kernel.check(planner.arch(), problem.dtype, problem.hidden, model.tf32)
+        kernel.check(planner.subject.arch, problem.dtype, problem.hidden, model.tf32)
     };
     check().map_err(Refusal::Obstacle)?;
     kernel.check_call(call).map_err(Refusal::Call)?;

@@ -42,7 +42,7 @@ pub(crate) fn step_by_step(problem: &Problem, model: &Model) -> f64 {
     let ([m, _, h], machine) = (extents(problem), &model.machine);
     let passed_on = machine.pass_on(bytes(problem, m * h));
     let shape = [problem.m, problem.hidden, problem.intermediate];
-    let dh = product(shape, problem.dtype, passed_on, machine, model.tf32);
+    let dh = product(shape, problem.dtype, passed_on, model);
     let forward = machine.launch + machine.stream(bytes(problem, 3.0 * m * h));
     STEPS * (dh + forward) + activation(problem, machine)
 }
@@ -57,7 +57,7 @@ pub(crate) fn activation(problem: &Problem, machine: &Machine) -> f64 {
 /// Seconds of a product by cuBLASLt whose results, of T, are written once.
 fn multiplied([m, k, n]: [usize; 3], problem: &Problem, model: &Model) -> f64 {
     let results = model.machine.stream(bytes(problem, m as f64 * n as f64));
-    STEPS * product([m, k, n], problem.dtype, results, &model.machine, model.tf32)
+    STEPS * product([m, k, n], problem.dtype, results, model)
 }
 
 /// Seconds of ∂L/∂x.

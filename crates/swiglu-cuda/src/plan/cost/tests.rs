@@ -2,11 +2,23 @@
 
 use super::*;
 use crate::device::arch::Arch;
-use crate::plan::machine::{BARRIER, CLOCK_SHARE, KEPT_BYTES, L2_BYTES, LAUNCH, MEMORY_SHARE};
+use crate::kernels::decode_mlp::Limits;
+use crate::plan::machine::{CLOCK_SHARE, KEPT_BYTES, L2_BYTES, MEMORY_SHARE};
 use swiglu_core::{Activation, Numerics, Orientation, WeightLayout};
 
-fn unfused(stored: Stored, problem: &Problem, machine: &Machine, tf32: bool) -> f64 {
-    products(stored, problem, machine, tf32) + elementwise(stored, problem, machine)
+fn unfused(stored: Stored, problem: &Problem, machine: &Machine) -> f64 {
+    products(stored, problem, &model(*machine)) + elementwise(stored, problem, machine)
+}
+
+pub(super) fn model(machine: Machine) -> Model {
+    let limits = Limits {
+        multiprocessors: machine.multiprocessors as usize,
+        shared: machine.shared,
+        cooperative: true,
+        programmatic: true,
+        tma: true,
+    };
+    Model { machine, limits, tf32: false }
 }
 
 /// About an H200.
@@ -66,24 +78,19 @@ const MEASURED: [([usize; 2], [[f64; 5]; 3]); 3] = [
 #[test]
 fn few_tokens_cost_what_they_were_measured_at() {
     let machine = Machine { memory: 4.092e12, clock: 1.98e9 * CLOCK_SHARE, ..HOPPER };
-    let limits = Limits {
-        multiprocessors: 132,
-        shared: 232_448,
-        cooperative: true,
-        programmatic: true,
-        tma: true,
-    };
+    let model =
+        Model { limits: Limits { shared: 232_448, ..model(machine).limits }, ..model(machine) };
     for (shape, measured) in MEASURED {
         for (i, m) in [1, 2, 4, 8, 16].into_iter().enumerate() {
             let [k, h] = shape;
             let p = problem(m, k, h, DType::Bf16).with_op(Op::Mlp);
             let bulk = |design| {
-                let made = Decode::check_problem(design, &p, &limits).unwrap();
-                super::decode(&made, &p, &machine, &limits)
+                let made = Decode::check_problem(design, &p, &model.limits).unwrap();
+                super::decode(&made, &p, &model)
             };
             let steps = hopper_kernels()
                 .filter(|kernel| kernel.cluster() == 1)
-                .map(|kernel| fused(kernel, &p, &machine) + down(&p, &machine, false))
+                .map(|kernel| fused(kernel, &p, &machine) + down(&p, &model))
                 .fold(f64::INFINITY, f64::min);
             let designs = [Design::BulkOneLaunch, Design::BulkOneLaunchWide];
             let expected = [bulk(designs[0]), bulk(designs[1]), steps];
@@ -223,7 +230,7 @@ fn nothing_beats_memory_or_the_tensor_cores() {
                 assert!(fused(kernel, &p, &HOPPER) > floor, "{kernel} {p}");
             }
             for stored in [Stored::Elements, Stored::Sums] {
-                assert!(unfused(stored, &p, &HOPPER, false) > floor, "{p}");
+                assert!(unfused(stored, &p, &HOPPER) > floor, "{p}");
             }
         }
     }
@@ -232,7 +239,7 @@ fn nothing_beats_memory_or_the_tensor_cores() {
 #[test]
 fn the_unfused_path_wins_where_arithmetic_is_without_tensor_cores() {
     let p = problem(4096, 4096, 14336, DType::F32);
-    let unfused = unfused(Stored::Elements, &p, &HOPPER, false);
+    let unfused = unfused(Stored::Elements, &p, &HOPPER);
     assert!(unfused < fused(Kernel::Simt, &p, &HOPPER));
 }
 
@@ -240,8 +247,7 @@ fn the_unfused_path_wins_where_arithmetic_is_without_tensor_cores() {
 fn with_tensor_cores_the_traffic_of_gate_and_up_decides() {
     for m in [64, 1024, 8192] {
         let p = problem(m, 1024, 4096, DType::Bf16);
-        let [elements, sums] =
-            [Stored::Elements, Stored::Sums].map(|s| unfused(s, &p, &HOPPER, false));
+        let [elements, sums] = [Stored::Elements, Stored::Sums].map(|s| unfused(s, &p, &HOPPER));
         assert!(fused(best(&p), &p, &HOPPER) < elements && elements < sums, "{p}");
     }
 }
@@ -251,7 +257,7 @@ fn with_tensor_cores_the_traffic_of_gate_and_up_decides() {
 fn sums_are_not_passed_on_where_a_fused_tile_fits() {
     let sums = |m, k, h| {
         let p = problem(m, k, h, DType::Bf16);
-        unfused(Stored::Sums, &p, &HOPPER, false) < fused(best(&p), &p, &HOPPER)
+        unfused(Stored::Sums, &p, &HOPPER) < fused(best(&p), &p, &HOPPER)
     };
     for m in [1, 16, 64, 256, 1024, 4096] {
         assert!(!sums(m, 2048, 8192) && !sums(m, 4096, 14336), "{m}");
@@ -262,7 +268,7 @@ fn sums_are_not_passed_on_where_a_fused_tile_fits() {
 #[test]
 fn what_stays_in_the_cache_costs_less_than_what_does_not() {
     let p = problem(512, 1024, 4096, DType::Bf16);
-    let time = |cache| unfused(Stored::Sums, &p, &Machine { cache, ..HOPPER }, false);
+    let time = |cache| unfused(Stored::Sums, &p, &Machine { cache, ..HOPPER });
     // Gate and up are 16.8 MB as f32.
     assert!(time(40e6) < 0.95 * time(30e6), "{} {}", time(40e6), time(30e6));
     assert_eq!(time(30e6), time(0.0));

@@ -135,7 +135,7 @@ impl<'a> Near<'a> {
         if self.of_h {
             let of_h = problem.with_op(Op::GatedLinear);
             let to_h = Self { of_h: false, ..*self }.seconds(steps.to_h()?, &of_h, model)?;
-            return Some(to_h + cost::down(problem, &model.machine, model.tf32));
+            return Some(to_h + cost::down(problem, model));
         }
         let other = self.there != model;
         let expected = |problem: &Problem| {

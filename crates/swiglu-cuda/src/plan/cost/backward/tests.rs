@@ -1,6 +1,6 @@
 use super::*;
-use crate::kernels::decode_mlp::Limits;
 use crate::kernels::sm90_dgated_gemm::Config;
+use crate::plan::cost::tests::model;
 use crate::plan::machine::{BARRIER, CLOCK_SHARE, KEPT_BYTES, L2_BYTES, LAUNCH, MEMORY_SHARE};
 use swiglu_core::{Activation, DType, Numerics, WeightLayout};
 
@@ -8,17 +8,6 @@ fn block(m: usize, hidden: usize, intermediate: usize) -> Problem {
     Problem::new(Op::Mlp, m, hidden, intermediate, DType::Bf16, Activation::SWIGLU)
         .with_numerics(Numerics::default_for(DType::Bf16))
         .with_layout(WeightLayout::HF)
-}
-
-fn model(machine: Machine) -> Model {
-    let limits = Limits {
-        multiprocessors: machine.multiprocessors as usize,
-        shared: machine.shared,
-        cooperative: true,
-        programmatic: true,
-        tma: true,
-    };
-    Model { machine, limits, tf32: false }
 }
 
 const H200: Machine = Machine {
