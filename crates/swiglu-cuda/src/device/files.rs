@@ -1,9 +1,30 @@
 //! Files that several processes share: read within a limit, written whole or not at all, locked.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// A variable of the environment.
+pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// The path that a variable names; none where it is empty.
+pub(crate) fn named_by(env: Environment<'_>, variable: &str) -> Option<PathBuf> {
+    env(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// The user's directory `name`, in that of `xdg`, a variable, else in `in_home`, by the XDG Base Directory Specification.
+pub(crate) fn users_directory(
+    env: Environment<'_>,
+    xdg: &str,
+    in_home: &str,
+    name: &str,
+) -> Option<PathBuf> {
+    let absolute = |variable| named_by(env, variable).filter(|path| path.is_absolute());
+    let base = absolute(xdg).or_else(|| Some(absolute("HOME")?.join(in_home)));
+    Some(base?.join(name))
+}
 
 /// Takes an advisory lock on a file, which is created where it is missing and never removed:
 /// removing it would let two processes lock two files of one name. The system releases the lock

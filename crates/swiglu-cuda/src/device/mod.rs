@@ -3,6 +3,7 @@
 pub(crate) mod arch;
 pub(crate) mod context;
 pub(crate) mod cuda;
+pub(crate) mod digest;
 pub(crate) mod driver;
 pub(crate) mod error;
 pub(crate) mod facts;

@@ -8,6 +8,6 @@ pub mod variant;
 
 pub use log::{CompileLog, EntryLog};
 pub use nvrtc::{Compiled, Report, Version, compile, version};
-pub(crate) use source::headers_of;
+pub(crate) use source::sources_of;
 pub(crate) use variant::kernel_file;
 pub use variant::{Define, KernelFile, Value, Variant, define};

@@ -32,6 +32,11 @@ static HEADERS: &[Header] = &[
     header!("sm90/swap_ab.cuh"),
 ];
 
+/// A device file, and the headers that it includes, each by its name.
+pub(crate) fn sources_of(file: &KernelFile) -> impl Iterator<Item = Header> + use<> {
+    std::iter::once((file.name(), file.text())).chain(headers_of(file))
+}
+
 /// The headers that `file` includes, directly or through others, in the order of first mention.
 /// Names that no header has are left to the compiler's error.
 pub(crate) fn headers_of(file: &KernelFile) -> Vec<Header> {

@@ -12,7 +12,6 @@
 mod record;
 mod table;
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use swiglu_core::{Op, Problem};
 
 use crate::device::arch::Arch;
 use crate::device::facts::DeviceFacts;
-use crate::device::files;
+use crate::device::files::{self, Environment, named_by, users_directory};
 use crate::kernels::decode_mlp::MOST_TOKENS;
 use record::unseal;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
@@ -92,13 +91,9 @@ impl TuningOptions {
         self.resolve(&|name| std::env::var_os(name))
     }
 
-    fn resolve(&self, env: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-        let set = |name| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let absolute = |name| set(name).filter(|path: &PathBuf| path.is_absolute());
-        let given = self.dir.clone().or_else(|| set("SWIGLU_TUNING_DIR"));
-        given
-            .or_else(|| absolute("XDG_DATA_HOME").map(|dir| dir.join("swiglu/tuning")))
-            .or_else(|| absolute("HOME").map(|home| home.join(".local/share/swiglu/tuning")))
+    fn resolve(&self, env: Environment<'_>) -> Option<PathBuf> {
+        let given = self.dir.clone().or_else(|| named_by(env, "SWIGLU_TUNING_DIR"));
+        given.or_else(|| users_directory(env, "XDG_DATA_HOME", ".local/share", "swiglu/tuning"))
     }
 }
 

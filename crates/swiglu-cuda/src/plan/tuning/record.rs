@@ -8,9 +8,10 @@ use sha2::{Digest, Sha256};
 use swiglu_core::{Op, Problem};
 
 use crate::device::arch::Arch;
+use crate::device::digest::{hex, of_texts};
 use crate::device::facts::DeviceFacts;
 use crate::device::files;
-use crate::device::jit::{KernelFile, headers_of};
+use crate::device::jit::{KernelFile, sources_of};
 use crate::kernels::{elementwise, gated_gemm};
 use crate::plan::Steps;
 use crate::plan::machine::Rates;
@@ -180,18 +181,8 @@ fn source_hash() -> String {
 
 /// Device files with every header that they include: their code, as comments take no time.
 pub(in crate::plan) fn hash_of(files: impl Iterator<Item = &'static KernelFile>) -> String {
-    let mut hash = Sha256::new();
-    let mut text = |name: &str, contents: &str| {
-        for text in [name, &code_of(contents)] {
-            hash.update((text.len() as u64).to_le_bytes());
-            hash.update(text.as_bytes());
-        }
-    };
-    for file in files {
-        text(file.name(), file.text());
-        headers_of(file).into_iter().for_each(|(name, contents)| text(name, contents));
-    }
-    hex(hash)
+    let sources = files.flat_map(sources_of);
+    hex(&of_texts(sources.flat_map(|(name, text)| [name.to_owned(), code_of(text)]))[..16])
 }
 
 /// A device file without its comments, which all begin with two slashes, and without what indents and
@@ -203,24 +194,18 @@ fn code_of(text: &str) -> String {
 }
 
 fn space_hash() -> String {
-    let mut hash = Sha256::new();
     // A block has every way that there is.
-    Steps::all(Op::Mlp).for_each(|way| hash.update(format!("{way}\n").as_bytes()));
-    hex(hash)
+    digest(&Steps::all(Op::Mlp).map(|way| format!("{way}\n")).collect::<String>())
 }
 
-fn hex(hash: Sha256) -> String {
-    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+fn digest(text: &str) -> String {
+    hex(&Sha256::digest(text)[..16])
 }
 
 /// A file is one JSON object: a digest, and the record, or what else was measured, whose text it is of.
 const HEAD: &str = "{\"digest\": \"";
 const MIDDLE: &str = "\",\n\"record\": ";
 const TAIL: &str = "}\n";
-
-fn digest(body: &str) -> String {
-    hex(Sha256::new_with_prefix(body))
-}
 
 /// What a record says of itself before anything else of it is believed.
 #[derive(Deserialize)]
@@ -280,15 +265,11 @@ impl Record {
 
     /// The record as a file has it: a problem is a line.
     pub(super) fn to_text(&self) -> Result<String, serde_json::Error> {
-        let (subject, driver) = (self.subject.clone(), self.driver);
-        let rates = self.rates;
-        let rest = Self { schema: self.schema, subject, driver, rates, entries: Vec::new() };
         // The entries, empty, are its last field.
-        let rest = serde_json::to_string(&rest)?;
+        let rest = serde_json::to_string(&Self { entries: Vec::new(), ..self.clone() })?;
         let (head, tail) = rest.split_at(rest.len() - "]}".len());
         let lines: Result<Vec<_>, _> = self.entries.iter().map(serde_json::to_string).collect();
-        let body = format!("{head}\n{}\n{tail}", lines?.join(",\n"));
-        Ok(seal(&body))
+        Ok(seal(&format!("{head}\n{}\n{tail}", lines?.join(",\n"))))
     }
 
     /// The rates of the device it was measured on, where that is one like `here`: as many SMs of the same architecture.
@@ -299,16 +280,12 @@ impl Record {
 
     /// Whether it is about what `here` says; the device code last.
     pub(super) fn check(&self, here: &Subject) -> Result<(), Refusal> {
-        let subject = &self.subject;
-        let of = |s: &Subject| (s.device.clone(), s.arch, s.sm_count);
-        if of(subject) != of(here) {
-            let (recorded, here) = (subject.device(), here.device());
+        let same_code = self.subject.source == here.source;
+        let (recorded, here) = (self.subject.device(), here.device());
+        if recorded != here {
             return Err(Refusal::Device { recorded, here });
         }
-        if subject.source != here.source {
-            return Err(Refusal::Source);
-        }
-        Ok(())
+        if same_code { Ok(()) } else { Err(Refusal::Source) }
     }
 }
 
@@ -346,9 +323,7 @@ mod tests {
         let text = "// head\n#pragma once\n\n  int a;  // why\n\tint b;\n";
         assert_eq!(code_of(text), "#pragma once\nint a;\nint b;\n");
         let files = gated_gemm::files().into_iter().chain([elementwise::forward_file()]);
-        for text in
-            files.flat_map(|f| headers_of(f).into_iter().map(|(_, text)| text).chain([f.text()]))
-        {
+        for (_, text) in files.flat_map(sources_of) {
             assert!(!text.contains("/*"), "a comment of another form");
             assert!(
                 !text.lines().any(|l| l.split('"').skip(1).step_by(2).any(|s| s.contains("//")))

@@ -4,8 +4,9 @@ use sha2::{Digest, Sha256};
 
 use super::entry::FORMAT;
 use crate::device::arch::Arch;
+use crate::device::digest::{hex, of_texts};
 use crate::device::jit::nvrtc::{Version, options};
-use crate::device::jit::source::{Header, headers_of};
+use crate::device::jit::source::{Header, sources_of};
 use crate::device::jit::variant::Variant;
 
 /// A digest of everything that decides a module, except the compiler's version.
@@ -23,10 +24,9 @@ pub(super) struct Identity {
 impl Identity {
     pub(super) fn of(variant: &Variant, arch: Arch) -> Self {
         let file = variant.file();
-        let sources = std::iter::once((file.name(), file.text())).chain(headers_of(file));
         let stem = file.name().strip_suffix(".cu").unwrap_or(file.name());
         Self {
-            digest: digest(FORMAT, sources, &options(variant, arch)),
+            digest: digest(FORMAT, sources_of(file), &options(variant, arch)),
             label: format!("{stem}-{arch}"),
         }
     }
@@ -52,38 +52,21 @@ impl Identity {
     }
 
     fn prefix(&self) -> String {
-        format!("{}-{}-nvrtc", self.label, self.hex(16))
+        format!("{}-{}-nvrtc", self.label, hex(&self.digest[..16]))
     }
 
     /// The first digits of the digest.
     pub(super) fn short(&self) -> String {
-        self.hex(8)
-    }
-
-    fn hex(&self, bytes: usize) -> String {
-        self.digest[..bytes].iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&self.digest[..8])
     }
 }
 
-/// Every text with its length, so that no two lists run together into the same bytes.
-fn digest<'a>(
-    format: u32,
-    sources: impl Iterator<Item = Header>,
-    options: impl IntoIterator<Item = &'a String>,
-) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    let mut text = |text: &str| {
-        hash.update((text.len() as u64).to_le_bytes());
-        hash.update(text.as_bytes());
-    };
-    text(&format!("swiglu kernel, format {format}"));
-    for (name, contents) in sources {
-        text(name);
-        text(contents);
-    }
-    text("options");
-    options.into_iter().for_each(|option| text(option));
-    hash.finalize().into()
+/// What the compiler is given.
+fn digest(format: u32, sources: impl Iterator<Item = Header>, options: &[String]) -> [u8; 32] {
+    let format = format!("swiglu kernel, format {format}");
+    let sources = sources.flat_map(|(name, contents)| [name, contents]);
+    let options = options.iter().map(String::as_str);
+    of_texts([&*format].into_iter().chain(sources).chain(["options"]).chain(options))
 }
 
 #[cfg(test)]

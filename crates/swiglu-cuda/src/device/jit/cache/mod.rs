@@ -15,7 +15,6 @@
 mod entry;
 mod identity;
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
@@ -27,7 +26,7 @@ use super::nvrtc::{self, Compiled, Report, Version};
 use super::variant::Variant;
 use crate::device::arch::Arch;
 use crate::device::error::Result;
-use crate::device::files;
+use crate::device::files::{self, Environment, named_by, users_directory};
 use identity::Identity;
 
 /// Where compiled kernels are kept.
@@ -121,19 +120,14 @@ impl KernelCache {
         Self { read_only, dir, warnings: Mutex::default(), patience: PATIENCE }
     }
 
-    fn resolve(options: &CacheOptions, env: &dyn Fn(&str) -> Option<OsString>) -> Self {
+    fn resolve(options: &CacheOptions, env: Environment<'_>) -> Self {
         if options.disabled {
             return Self::in_dirs(None, None);
         }
-        let set = |name| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let absolute = |name| set(name).filter(|path: &PathBuf| path.is_absolute());
-        let dir = options
-            .dir
-            .clone()
-            .or_else(|| set("SWIGLU_CACHE_DIR"))
-            .or_else(|| absolute("XDG_CACHE_HOME").map(|dir| dir.join("swiglu")))
-            .or_else(|| absolute("HOME").map(|home| home.join(".cache/swiglu")));
-        let read_only = options.read_only_dir.clone().or_else(|| set("SWIGLU_CACHE_READ_ONLY_DIR"));
+        let given = options.dir.clone().or_else(|| named_by(env, "SWIGLU_CACHE_DIR"));
+        let dir = given.or_else(|| users_directory(env, "XDG_CACHE_HOME", ".cache", "swiglu"));
+        let read_only = options.read_only_dir.clone();
+        let read_only = read_only.or_else(|| named_by(env, "SWIGLU_CACHE_READ_ONLY_DIR"));
         let cache = Self::in_dirs(read_only, dir);
         if let Some(missing) = cache.read_only.as_deref().filter(|dir| !dir.is_dir()) {
             cache.warn(missing, "there is no such directory to read kernels from");

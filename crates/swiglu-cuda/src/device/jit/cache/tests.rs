@@ -1,6 +1,7 @@
 //! The cache under everything that happens to caches. Modules are compiled for real; without a
 //! compiler these tests say "not run".
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
