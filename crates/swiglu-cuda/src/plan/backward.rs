@@ -87,11 +87,8 @@ impl Cuda {
         let seconds = |kernel| cost::differentiated(kernel, problem, &model.machine);
         let candidate = |kernel: Kernel| {
             let why = differentiates(planner, kernel, problem, path, &call);
-            let expected = match &why {
-                Ok(()) => Some(seconds(kernel)),
-                Err(Refusal::Obstacle(Obstacle::Slower { .. })) => Some(seconds(kernel)),
-                Err(_) => None,
-            };
+            let computes = matches!(why, Ok(()) | Err(Refusal::Obstacle(Obstacle::Slower { .. })));
+            let expected = computes.then(|| seconds(kernel));
             let why = match (why, chosen) {
                 (Err(why), _) => Err(why.to_string()),
                 (Ok(()), Some(other)) if other != kernel => {

@@ -164,19 +164,21 @@ pub enum Refusal {
 impl Subject {
     /// What this program would measure on a device.
     pub fn here(facts: &DeviceFacts, arch: Arch) -> Self {
-        let (device, sm_count) = (facts.name.clone(), facts.sm_count);
-        Self { device, arch, sm_count, source: source_hash(), space: space_hash() }
+        // A block has every way that there is.
+        let ways: String = Steps::all(Op::Mlp).map(|way| format!("{way}\n")).collect();
+        Self {
+            device: facts.name.clone(),
+            arch,
+            sm_count: facts.sm_count,
+            source: hash_of(gated_gemm::files().into_iter().chain([elementwise::forward_file()])),
+            space: digest(&ways),
+        }
     }
 
     fn device(&self) -> String {
         let Self { device, arch, sm_count, .. } = self;
         format!("{device} ({arch}, {sm_count} SMs)")
     }
-}
-
-/// The device files of the ways.
-fn source_hash() -> String {
-    hash_of(gated_gemm::files().into_iter().chain([elementwise::forward_file()]))
 }
 
 /// Device files with every header that they include: their code, as comments take no time.
@@ -191,11 +193,6 @@ fn code_of(text: &str) -> String {
     let lines =
         text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code).trim());
     lines.filter(|line| !line.is_empty()).flat_map(|line| [line, "\n"]).collect()
-}
-
-fn space_hash() -> String {
-    // A block has every way that there is.
-    digest(&Steps::all(Op::Mlp).map(|way| format!("{way}\n")).collect::<String>())
 }
 
 fn digest(text: &str) -> String {
