@@ -1,7 +1,5 @@
 //! The steps that are chosen for a call of a layer, and the scratch memory they use.
 
-use std::convert::Infallible;
-
 use swiglu_core::{Element, Op, Plan};
 
 use super::layer::{Asked, Layer};
@@ -31,7 +29,7 @@ impl<K, T: Element> Layer<K, T> {
                 let (to_h, why) = self.whole.choose(m);
                 let mut reason = explain(to_h, why, &self.whole.problem(m), planner);
                 if let Some(lent) = self.operands.lent() {
-                    let packed = choose(planner, &self.problem.with_m(m), path).0;
+                    let packed = choose(planner, &self.problem.with_m(m), path, None).0;
                     if let Err(obstacle) = lent.check(&packed, T::DTYPE) {
                         reason += &format!("; packed weights would go by {packed}: {obstacle}");
                     }
@@ -210,17 +208,16 @@ impl<K, T: Element> Layer<K, T> {
         let fitted = || {
             let problem = self.problem.with_m(m);
             let limits = Planner::of(&self.cuda).limits();
-            Ok(Decode::check_problem(design, &problem, limits).ok())
+            Decode::check_problem(design, &problem, limits).ok()
         };
         let planned = match self.asked {
             Asked::Design(design) => design,
             _ => self.choose(m).design(),
         };
-        let Ok(decode) = match planned == Some(design) {
-            true => self.decodes.get::<Infallible>(m, fitted),
+        match planned == Some(design) {
+            true => self.decodes.get(m, fitted),
             // Only tuners ask for another.
             false => fitted(),
-        };
-        decode
+        }
     }
 }

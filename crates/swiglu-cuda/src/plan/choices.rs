@@ -1,6 +1,5 @@
 //! What was chosen for the layers of one problem, by the number of tokens.
 
-use std::convert::Infallible;
 use std::sync::{Arc, PoisonError, Weak};
 
 use swiglu_core::{DType, Path, Problem};
@@ -8,7 +7,7 @@ use swiglu_core::{DType, Path, Problem};
 use super::by_tokens::ByTokens;
 use super::planner::Planner;
 use super::steps::Steps;
-use super::{Why, choose_for, of_pass};
+use super::{Why, choose, of_pass};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::Kernel;
 use crate::kernels::obstacle::Obstacle;
@@ -97,13 +96,12 @@ impl Choices {
 
     /// The steps for `m` tokens. It allocates nothing after the first of a number of tokens.
     pub(crate) fn get(&self, m: usize) -> Steps {
-        let Ok(steps) = self.steps.get::<Infallible>(m, || Ok(self.choose(m).0));
-        steps
+        self.steps.get(m, || self.choose(m).0)
     }
 
     /// The same, and why.
     pub(crate) fn choose(&self, m: usize) -> (Steps, Why) {
-        choose_for(&self.planner, &self.problem(m), self.path, self.lent.as_ref())
+        choose(&self.planner, &self.problem(m), self.path, self.lent.as_ref())
     }
 }
 
@@ -144,7 +142,7 @@ mod tests {
             Problem::new(Op::GatedLinear, 512, 4096, 14336, DType::Bf16, Activation::SWIGLU);
         for (copy_bytes, biased) in [(16, false), (8, false), (2, false), (2, true), (16, true)] {
             let lent = Lent { copy_bytes, is_whole: true, biased };
-            let (steps, _) = choose_for(planner, &problem, None, Some(&lent));
+            let (steps, _) = choose(planner, &problem, None, Some(&lent));
             assert_eq!(lent.check(&steps, DType::Bf16), Ok(()), "{lent:?}");
             assert!(copy_bytes == 16 || !steps.needs_tma(), "{steps}");
             let unfused = copy_bytes < 16 && !biased;

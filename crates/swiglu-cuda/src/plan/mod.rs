@@ -45,8 +45,8 @@ pub(crate) enum Why {
     Fastest(Origin),
     /// The cost model expects the least time, corrected by what was measured near.
     Near(Origin),
-    /// The cost model expects the least time, in seconds.
-    LowestCost(f64),
+    /// The cost model expects the least time.
+    LowestCost,
     NoFusedKernel,
 }
 
@@ -55,25 +55,22 @@ const SAME: f64 = 1.004;
 
 /// The first steps of those that take as long as the fastest: so noise does not change the choice from one number of tokens
 /// to the next, each with kernels to compile.
-fn least(op: Op, cost: impl Fn(Steps) -> Option<f64>) -> Option<(Steps, f64)> {
-    // Estimates take longer than all the rest; there are fewer lists than this.
+fn least(op: Op, cost: impl Fn(Steps) -> Option<f64>) -> Option<Steps> {
+    // Estimates take longer than all the rest; there are fewer ways than this.
     let mut all = [f64::INFINITY; 128];
     for (steps, seconds) in Steps::all(op).zip(&mut all) {
         *seconds = cost(steps).unwrap_or(f64::INFINITY);
     }
     let fastest = all.into_iter().fold(f64::INFINITY, f64::min);
     let mut costs = Steps::all(op).zip(all);
-    costs.find(|(_, seconds)| seconds.is_finite() && *seconds <= fastest * SAME)
+    costs
+        .find(|(_, seconds)| seconds.is_finite() && *seconds <= fastest * SAME)
+        .map(|(steps, _)| steps)
 }
 
-/// What a layer runs for `problem`: on the path asked for, else by the fastest steps that round as
+/// What a layer runs for `problem`, by weights that may be lent: on the path asked for, else by the fastest steps that round as
 /// asked. The unfused path that is asked for keeps elements. It allocates nothing.
-pub(crate) fn choose(planner: &Planner, problem: &Problem, path: Option<Path>) -> (Steps, Why) {
-    choose_for(planner, problem, path, None)
-}
-
-/// The same for weights that may be lent.
-fn choose_for(
+pub(crate) fn choose(
     planner: &Planner,
     problem: &Problem,
     path: Option<Path>,
@@ -96,12 +93,9 @@ fn choose_for(
             let seconds = near.seconds(steps, problem, model).filter(|_| admitted(&steps));
             Some(seconds? * slower(steps))
         };
-        if let Some((steps, _)) = least(problem.op, corrected) {
-            let why = match near.exact(problem) {
-                Some(_) if origin != Origin::Like => Why::Fastest(origin),
-                _ => Why::Near(origin),
-            };
-            return (steps, why);
+        if let Some(steps) = least(problem.op, corrected) {
+            let here = near.exact(problem).is_some() && origin != Origin::Like;
+            return (steps, if here { Why::Fastest(origin) } else { Why::Near(origin) });
         }
     }
     let expected = |steps: Steps| {
@@ -109,7 +103,7 @@ fn choose_for(
         known.then(|| steps.seconds(model, problem) * slower(steps))
     };
     match least(problem.op, expected) {
-        Some((steps, seconds)) => (steps, Why::LowestCost(seconds)),
+        Some(steps) => (steps, Why::LowestCost),
         // A fused kernel exists for every problem: see the tests of `gated_gemm`.
         None => (unfused, Why::NoFusedKernel),
     }
@@ -143,52 +137,43 @@ pub(crate) fn expect_candidate(
 
 /// The reason for people.
 pub(crate) fn explain(steps: Steps, why: Why, problem: &Problem, planner: &Planner) -> String {
-    let machine = &planner.model().machine;
-    match why {
-        Why::AskedFor if steps.stored().is_some() => {
-            "asked for: linear maps, then the activation".into()
-        }
-        Why::AskedFor => "asked for".into(),
-        Why::Fastest(Origin::Shipped) => "the fastest, measured and shipped".into(),
-        Why::Fastest(_) => "the fastest, measured".into(),
-        Why::Near(origin) => {
-            let near = planner.tuning().near(problem, planner.model().tf32);
-            let of = near.map(|(_, near)| {
+    let model = planner.model();
+    let said = match (why, steps.kernel_of_h(), steps.stored()) {
+        (Why::AskedFor, _, Some(_)) => "asked for: linear maps, then the activation",
+        (Why::AskedFor, ..) => "asked for",
+        (Why::Fastest(Origin::Shipped), ..) => "the fastest, measured and shipped",
+        (Why::Fastest(_), ..) => "the fastest, measured",
+        (Why::Near(origin), ..) => {
+            let like = if origin == Origin::Like { " on a device like this one" } else { "" };
+            let near = planner.tuning().near(problem, model.tf32);
+            let of = near.map_or_else(String::new, |(_, near)| {
                 let tokens: Vec<_> = near.tokens().map(|m| m.to_string()).collect();
-                let shape = near.shape;
-                let on = if origin == Origin::Like { " on a device like this one" } else { "" };
-                format!(
-                    "{}/{} with {} tokens{on}",
-                    shape.hidden,
-                    shape.intermediate,
-                    tokens.join(" and ")
-                )
+                let [hidden, intermediate] = near.shape.size;
+                format!("{hidden}/{intermediate} with {} tokens{like}", tokens.join(" and "))
             });
-            format!("the least time expected from measurements of {}", of.unwrap_or_default())
+            return format!("the least time expected from measurements of {of}");
         }
-        Why::LowestCost(_) => match (steps.kernel_of_h(), steps.stored()) {
-            (Some(kernel), _) => {
-                let form = kernel.form(Shape::of(problem, machine.multiprocessors as usize));
-                let [rows, columns] = form.tile;
-                let tiles = problem.m.div_ceil(rows) * problem.intermediate.div_ceil(columns);
-                let slots = machine.multiprocessors * cost::residents(&form, machine) as f64;
-                let waves = (tiles * form.split) as f64 / slots;
-                format!("the least time expected: {tiles} tiles are {waves:.2} waves")
-            }
-            (None, Some(Stored::Elements)) => {
-                "the least time expected, with the same rounding".into()
-            }
-            (None, Some(Stored::Sums)) => {
-                "the least time expected, with nothing rounded between: gate and up pass as f32"
-                    .into()
-            }
-            (None, None) => {
-                "the least time expected: each weight once, the next ones under way at any time"
-                    .into()
-            }
-        },
-        Why::NoFusedKernel => "no fused kernel computes this".into(),
-    }
+        (Why::LowestCost, Some(kernel), _) => {
+            let sms = model.machine.multiprocessors;
+            let form = kernel.form(Shape::of(problem, sms as usize));
+            let [rows, columns] = form.tile;
+            let tiles = problem.m.div_ceil(rows) * problem.intermediate.div_ceil(columns);
+            let slots = sms * cost::residents(&form, &model.machine) as f64;
+            let waves = (tiles * form.split) as f64 / slots;
+            return format!("the least time expected: {tiles} tiles are {waves:.2} waves");
+        }
+        (Why::LowestCost, None, Some(Stored::Elements)) => {
+            "the least time expected, with the same rounding"
+        }
+        (Why::LowestCost, None, Some(Stored::Sums)) => {
+            "the least time expected, with nothing rounded between: gate and up pass as f32"
+        }
+        (Why::LowestCost, None, None) => {
+            "the least time expected: each weight once, the next ones under way at any time"
+        }
+        (Why::NoFusedKernel, ..) => "no fused kernel computes this",
+    };
+    said.into()
 }
 
 /// The steps from x to h of a problem with packed weights.
@@ -285,7 +270,7 @@ impl Cuda {
             .with_reason(reason)
     }
 
-    /// Every list of steps for a problem, with what speaks for or against it; tuners try one after the other
+    /// Every way to compute a problem, with what speaks for or against it; tuners try one after the other
     /// ([`crate::GatedLinear::forward_by`], [`crate::Mlp::forward_by`]). Of a backward pass every step, with the algorithms
     /// for it, for all gradients.
     pub fn candidates(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
@@ -308,7 +293,7 @@ impl Cuda {
     fn chosen(&self, problem: &Problem, path: Option<Path>) -> (Steps, Why) {
         match problem.pass {
             Pass::Saving => training::choose_saving(Planner::of(self), problem, path),
-            _ => choose(Planner::of(self), problem, path),
+            _ => choose(Planner::of(self), problem, path, None),
         }
     }
 

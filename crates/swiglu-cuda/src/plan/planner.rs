@@ -126,21 +126,19 @@ impl Cuda {
     /// [`CudaError::Unsupported`](crate::CudaError::Unsupported) for a device older than any kernel, and whatever the
     /// driver reports.
     pub fn with_options(options: &CudaOptions) -> Result<Self> {
-        let CudaOptions { device, tf32, plain_allocations, portable_kernels, cache, tuning } =
-            options;
         let opening = Opening {
-            device: *device,
-            tf32: *tf32,
-            plain_allocations: *plain_allocations,
-            cache: cache.clone(),
+            device: options.device,
+            tf32: options.tf32,
+            plain_allocations: options.plain_allocations,
+            cache: options.cache.clone(),
         };
         Self::open(&opening, |context, facts, arch| {
             let limits = Limits::new(context, facts, arch);
             let subject = Subject {
-                portable_kernels: *portable_kernels,
-                dir: tuning.directory(),
-                disabled: tuning.disabled || *portable_kernels,
-                ..Subject::new(facts.clone(), arch, limits, *tf32)
+                portable_kernels: options.portable_kernels,
+                dir: options.tuning.directory(),
+                disabled: options.tuning.disabled || options.portable_kernels,
+                ..Subject::new(facts.clone(), arch, limits, options.tf32)
             };
             let first = Arc::new(Planner::new(subject, None));
             Attached { first, measuring: Mutex::default() }

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, HashSet};
 use swiglu_core::{Path, Problem};
 
 use super::basis::Subject;
-use super::machine::Rates;
 use super::tuning::{self, Record};
 use super::{Planner, Steps, best_kernel, choose, decoded_because, of_h, of_pass};
 use crate::device::arch::Arch;
@@ -38,32 +37,28 @@ impl Target {
     /// The devices of an architecture with so many SMs; by default as many as the one for data centres has, or the
     /// largest where there is none.
     pub fn new(arch: Arch, multiprocessors: Option<u32>) -> Self {
-        let typical = typical(arch);
-        let (rates, sm_count) =
-            (Rates::from(&typical), multiprocessors.unwrap_or(typical.sm_count));
+        let mut typical = typical(arch);
+        typical.sm_count = multiprocessors.unwrap_or(typical.sm_count);
         // By name: a device may have several records.
-        let mut devices = BTreeMap::from([(String::new(), rates)]);
-        for Record { subject, rates: own, .. } in tuning::shipped(arch) {
-            if subject.sm_count == sm_count {
-                let known = devices.entry(subject.device).or_insert(rates);
-                *known = own.unwrap_or(*known);
+        let mut devices = BTreeMap::from([(String::new(), typical.clone())]);
+        for Record { subject, rates, .. } in tuning::shipped(arch) {
+            if subject.sm_count == typical.sm_count {
+                let name = subject.device;
+                let unknown = DeviceFacts { name: name.clone(), ..typical.clone() };
+                let facts = devices.entry(name).or_insert(unknown);
+                if let Some(rates) = rates {
+                    facts.clock_khz = rates.clock_khz;
+                    facts.memory_bandwidth = rates.memory_bandwidth;
+                    facts.l2_bytes = rates.l2_bytes;
+                    facts.shared_bytes_optin = rates.shared_bytes_optin;
+                }
             }
         }
-        let planner = |(name, rates)| {
-            let Rates { clock_khz, memory_bandwidth, l2_bytes, shared_bytes_optin } = rates;
-            let facts = DeviceFacts {
-                name,
-                sm_count,
-                clock_khz,
-                memory_bandwidth,
-                l2_bytes,
-                shared_bytes_optin,
-                ..typical.clone()
-            };
+        let planner = |facts: DeviceFacts| {
             let limits = Limits::of_arch(arch, &facts, true);
             Planner::new(Subject::new(facts, arch, limits, false), None)
         };
-        Self { planners: devices.into_iter().map(planner).collect() }
+        Self { planners: devices.into_values().map(planner).collect() }
     }
 
     /// What is compiled for a layer with packed weights, each variant once; whatever the problem's number of tokens, for
@@ -120,8 +115,8 @@ fn of_problem(planner: &Planner, problem: &Problem, ways: Ways) -> Vec<NamedVari
 /// The steps that a layer prepares for a number of tokens ([`crate::Layer::reserve`]): those that are chosen; a fused kernel,
 /// which takes what cuBLASLt does not; step by step, for an x that a decode kernel does not take.
 fn planned(planner: &Planner, problem: &Problem) -> Vec<Steps> {
-    let chosen = choose(planner, problem, None).0;
-    let by_steps = |path| choose(planner, &of_h(problem), path).0.of(problem.op);
+    let chosen = choose(planner, problem, None, None).0;
+    let by_steps = |path| choose(planner, &of_h(problem), path, None).0.of(problem.op);
     let fused = chosen.stored().map(|_| by_steps(Some(Path::Fused)));
     let alone = chosen.design().filter(|_| problem.quantized.is_none());
     [chosen].into_iter().chain(fused).chain(alone.map(|_| by_steps(None))).collect()

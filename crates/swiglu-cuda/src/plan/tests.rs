@@ -25,7 +25,7 @@ fn batch_invariant_layers_have_one_order_of_sums() {
         let tma = |m| {
             let numerics = Numerics::default_for(dtype).with_batch_invariance();
             let layer = Problem::new(Op::Mlp, m, hidden, 4864, dtype, Activation::SWIGLU);
-            let (steps, why) = choose(planner, &layer.with_numerics(numerics), None);
+            let (steps, why) = choose(planner, &layer.with_numerics(numerics), None, None);
             assert_ne!(why, Why::NoFusedKernel, "{layer}");
             assert_eq!(
                 (steps.design(), steps.down()),
@@ -85,12 +85,15 @@ fn what_is_kept_between_decides_what_an_unfused_way_computes() {
 fn the_unfused_path_that_is_asked_for_keeps_elements() {
     let Some(cuda) = common::device() else { return };
     let fused = problem(DType::Bf16, Rounding::Fused, true);
-    assert_eq!(choose(Planner::of(&cuda), &fused, Some(Path::Unfused)), (ELEMENTS, Why::AskedFor));
+    assert_eq!(
+        choose(Planner::of(&cuda), &fused, Some(Path::Unfused), None),
+        (ELEMENTS, Why::AskedFor)
+    );
     let plan = cuda.plan(fused, Some(Path::Unfused)).unwrap();
     assert_eq!(plan.kernel, "cublaslt + elementwise");
     assert_eq!(plan.problem.numerics.rounding, Rounding::PreRound);
     // And the fused one has neither.
-    assert_eq!(choose(Planner::of(&cuda), &fused, Some(Path::Fused)).0.path(), Path::Fused);
+    assert_eq!(choose(Planner::of(&cuda), &fused, Some(Path::Fused), None).0.path(), Path::Fused);
 }
 
 #[test]

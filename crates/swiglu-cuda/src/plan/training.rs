@@ -81,7 +81,7 @@ pub(super) fn choose_saving(
     problem: &Problem,
     path: Option<Path>,
 ) -> (Steps, Why) {
-    let chosen = |path| choose(planner, &of_h(problem), path);
+    let chosen = |path| choose(planner, &of_h(problem), path, None);
     let (mut steps, mut why) = chosen(path);
     if steps.check_saving().is_err() {
         (steps, why) = chosen(Some(Path::Fused));

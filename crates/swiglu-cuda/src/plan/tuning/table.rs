@@ -66,8 +66,8 @@ impl Tuned {
 /// All that was measured of one K and H, by M.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shape {
-    pub(crate) hidden: usize,
-    pub(crate) intermediate: usize,
+    /// K and H.
+    pub(crate) size: [usize; 2],
     counts: Vec<Tuned>,
 }
 
@@ -165,7 +165,8 @@ impl<'a> Near<'a> {
 impl Shape {
     fn distance(&self, problem: &Problem) -> f64 {
         let apart = |a: usize, b: usize| (a.max(1) as f64 / b.max(1) as f64).ln().abs();
-        apart(self.hidden, problem.hidden) + apart(self.intermediate, problem.intermediate)
+        let [hidden, intermediate] = self.size;
+        apart(hidden, problem.hidden) + apart(intermediate, problem.intermediate)
     }
 
     fn near<'a>(&'a self, problem: &Problem, there: &'a Model) -> Option<Near<'a>> {
@@ -225,11 +226,9 @@ impl Table {
                 continue;
             }
             let shapes = table.entry(Kind::of(problem, entry.tf32)).or_default();
-            let size = (problem.hidden, problem.intermediate);
-            let at = shapes.iter().position(|shape| (shape.hidden, shape.intermediate) == size);
-            let at = at.unwrap_or_else(|| {
-                let (hidden, intermediate) = size;
-                shapes.push(Shape { hidden, intermediate, counts: Vec::new() });
+            let size = [problem.hidden, problem.intermediate];
+            let at = shapes.iter().position(|shape| shape.size == size).unwrap_or_else(|| {
+                shapes.push(Shape { size, counts: Vec::new() });
                 shapes.len() - 1
             });
             let counts = &mut shapes[at].counts;
