@@ -13,21 +13,18 @@ use crate::kernels::tensor_map::LayerMaps;
 impl Cuda {
     /// The backward pass of a problem with packed weights.
     pub(super) fn backward_plan(&self, problem: Problem, path: Option<Path>) -> Plan {
-        let steps = self.backward_candidates(&problem, path);
-        let mut kernels: Vec<String> = Vec::new();
-        for step in steps.iter().filter(|step| step.chosen) {
-            if !kernels.contains(&step.name) {
-                kernels.push(step.name.clone());
-            }
-        }
+        let all = self.backward_candidates(&problem, path).into_iter();
+        let chosen = all.filter(|step| step.chosen).map(|step| (step.name, step.reason));
+        let (mut kernels, reasons): (Vec<_>, Vec<_>) = chosen.unzip();
+        // Steps by the same kernel come one behind the other.
+        kernels.dedup();
         let kernel = self.differentiated(&problem, path);
         let parameters = kernel.into_iter().flat_map(Kernel::parameters);
         let parameters = parameters.map(|(name, value)| (name.to_owned(), value)).collect();
         let path = if kernel.is_some() { Path::Fused } else { Path::Unfused };
-        let reason = steps.iter().find(|step| step.chosen).map(|step| step.reason.clone());
         Plan::new(problem, BACKEND, kernels.join(" + "), path)
             .with_parameters(parameters)
-            .with_reason(reason.unwrap_or_default())
+            .with_reason(reasons.into_iter().next().unwrap_or_default())
     }
 
     /// [`differentiated`] for dense matrices; none for a layer without a down projection.
@@ -46,15 +43,14 @@ impl Cuda {
     ) -> Vec<Candidate> {
         let model = Planner::of(self).model();
         let taken = |step: &str, name: &str, seconds: f64, why: &str| {
-            Candidate::new(name.into(), Some(seconds), Ok(why.into())).of_step(step)
+            Candidate::new(Some(step), name.into(), Some(seconds), Ok(why.into()))
         };
         let is_block = problem.op == Op::Mlp;
         let mut all = match is_block {
             true => self.of_gate_up(problem, path),
             false => {
-                let (seconds, why) =
-                    (cost::activation(problem, &model.machine), "one pass over dh, gate and up");
-                vec![taken("dgate, dup", "elementwise", seconds, why)]
+                let seconds = cost::activation(problem, &model.machine);
+                vec![taken("dgate, dup", "elementwise", seconds, "one pass over dh, gate and up")]
             }
         };
         let why = "one product over the weights of gate and up";
@@ -82,7 +78,7 @@ impl Cuda {
     fn of_gate_up(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
         let (planner, maps) = (Planner::of(self), LayerMaps::new());
         let (model, call) = (planner.model(), Call::dense(problem, &maps));
-        let step = "dgate, dup, h";
+        let step = Some("dgate, dup, h");
         let chosen = self.differentiated(problem, path);
         let seconds = |kernel| cost::differentiated(kernel, problem, &model.machine);
         let candidate = |kernel: Kernel| {
@@ -103,7 +99,7 @@ impl Cuda {
                                    memory between"
                     .to_owned()),
             };
-            Candidate::new(kernel.to_string(), expected, why).of_step(step)
+            Candidate::new(step, kernel.to_string(), expected, why)
         };
         let mut all: Vec<_> =
             differentiating(planner, problem).into_iter().map(candidate).collect();
@@ -112,7 +108,7 @@ impl Cuda {
             None => Ok("dh passes through memory, and gate and up twice".to_owned()),
         };
         let expected = Some(cost::step_by_step(problem, model));
-        all.push(Candidate::new("cublaslt + elementwise".into(), expected, unfused).of_step(step));
+        all.push(Candidate::new(step, "cublaslt + elementwise".into(), expected, unfused));
         all
     }
 }

@@ -31,11 +31,16 @@ pub struct Candidate {
 
 impl Candidate {
     /// One of which nothing was measured, with the seconds that are expected of it: why it is taken, or why not.
-    pub(super) fn new(name: String, seconds: Option<f64>, why: Result<String, String>) -> Self {
+    pub(super) fn new(
+        step: Option<&str>,
+        name: String,
+        seconds: Option<f64>,
+        why: Result<String, String>,
+    ) -> Self {
         let us = seconds.map(|seconds| seconds * 1e6);
         Self {
             steps: None,
-            step: None,
+            step: step.map(str::to_owned),
             name,
             chosen: why.is_ok(),
             numerics: None,
@@ -45,11 +50,6 @@ impl Candidate {
             measured_us: None,
             reason: why.unwrap_or_else(|why| why),
         }
-    }
-
-    /// What it computes of a backward pass.
-    pub(super) fn of_step(self, step: &str) -> Self {
-        Self { step: Some(step.into()), ..self }
     }
 }
 

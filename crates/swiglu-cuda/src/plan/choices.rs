@@ -4,10 +4,7 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use swiglu_core::{DType, Path, Problem};
 
-use super::by_tokens::ByTokens;
-use super::planner::Planner;
-use super::steps::Steps;
-use super::{Why, choose, of_pass};
+use super::{ByTokens, Planner, Steps, Why, choose, of_pass};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::Kernel;
 use crate::kernels::obstacle::Obstacle;

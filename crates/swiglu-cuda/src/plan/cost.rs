@@ -191,9 +191,9 @@ fn product(shape: [usize; 3], dtype: DType, results: f64, model: &Model) -> f64 
     launched(cycles, traffic, machine)
 }
 
-/// Of a matrix of any extents.
-fn bytes(extents: [usize; 2], dtype: DType) -> f64 {
-    extents.map(|extent| extent as f64).iter().product::<f64>() * dtype.size() as f64
+/// Bytes of so many values of T.
+fn bytes(problem: &Problem, values: f64) -> f64 {
+    values * problem.dtype.size() as f64
 }
 
 /// Seconds that cuBLASLt takes longer for a down projection of few tokens, which it splits along k: fitted on an H200.
@@ -203,7 +203,7 @@ const FEW_TOKENS: f64 = 2.5e-6;
 pub(crate) fn down(problem: &Problem, model: &Model) -> f64 {
     let shape = [problem.m, problem.intermediate, problem.hidden];
     let split = if problem.m <= MOST_TOKENS { FEW_TOKENS } else { 0.0 };
-    let results = model.machine.stream(bytes([problem.m, problem.hidden], problem.dtype));
+    let results = model.machine.stream(bytes(problem, problem.m as f64 * problem.hidden as f64));
     split + product(shape, problem.dtype, results, model)
 }
 
@@ -252,7 +252,7 @@ pub(crate) fn products(stored: Stored, problem: &Problem, model: &Model) -> f64 
 
 /// Seconds of the activation behind them, which reads both again and writes h.
 pub(crate) fn elementwise(stored: Stored, problem: &Problem, machine: &Machine) -> f64 {
-    let written = bytes([problem.m, problem.intermediate], problem.dtype);
+    let written = bytes(problem, problem.m as f64 * problem.intermediate as f64);
     let moved = between(stored, problem, machine) + machine.stream(written);
     beside_fused(problem) * (machine.launch + moved)
 }

@@ -195,11 +195,11 @@ fn of_pass(problem: &Problem) -> Problem {
 /// Why quantised weights of this problem are decoded, where no kernel computes with them.
 fn decoded_because(planner: &Planner, problem: &Problem) -> Option<decode_mlp::Obstacle> {
     problem.quantized?;
-    let check =
-        |design| Decode::check_problem(design, &of_pass(problem), planner.limits()).map(drop);
-    match Design::COMMON.map(check) {
+    let pass = of_pass(problem);
+    let why = |design| Decode::check_problem(design, &pass, planner.limits()).err();
+    match Design::COMMON.map(why) {
         // Without features nothing is multiplied, however weights are stored.
-        [Err(why), Err(_)] if why != decode_mlp::Obstacle::Empty => Some(why),
+        [Some(why), Some(_)] if why != decode_mlp::Obstacle::Empty => Some(why),
         _ => None,
     }
 }
@@ -247,9 +247,8 @@ impl Cuda {
     }
 
     /// The plan that follows from the choice of steps, for a reason.
-    pub(crate) fn plan_of(&self, problem: Problem, steps: Steps, reason: String) -> Plan {
-        let (pass, mut reason) = (of_pass(&problem), reason);
-        let mut parameters = steps.parameters(self, &pass);
+    pub(crate) fn plan_of(&self, problem: Problem, steps: Steps, mut reason: String) -> Plan {
+        let mut parameters = steps.parameters(self, &of_pass(&problem));
         if problem.quantized.is_some() {
             let passes = problem.m.div_ceil(MOST_TOKENS);
             parameters.push(("passes", passes));
@@ -260,10 +259,8 @@ impl Cuda {
                 );
             }
         }
-        let problem = match steps.stored() {
-            Some(Stored::Elements) => unfused_rounding(problem),
-            _ => problem,
-        };
+        let rounds = steps.stored() == Some(Stored::Elements);
+        let problem = if rounds { unfused_rounding(problem) } else { problem };
         let parameters = parameters.into_iter().map(|(name, value)| (name.to_owned(), value));
         Plan::new(problem, BACKEND, steps.kernels(), steps.path())
             .with_parameters(parameters.collect())
@@ -277,7 +274,7 @@ impl Cuda {
         if problem.op == Op::Activation {
             let Plan { kernel, reason, .. } = self.planned(*problem, path);
             let numerics = Some(problem.numerics);
-            return vec![Candidate { numerics, ..Candidate::new(kernel, None, Ok(reason)) }];
+            return vec![Candidate { numerics, ..Candidate::new(None, kernel, None, Ok(reason)) }];
         }
         if decoded_because(Planner::of(self), problem).is_some() {
             return self.candidates(&problem.with_quantized(None), path);

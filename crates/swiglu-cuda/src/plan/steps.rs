@@ -4,9 +4,8 @@ use std::fmt;
 
 use swiglu_core::{DType, Op, Orientation, Path, Problem, Rounding};
 
-use super::cost;
 use super::machine::Model;
-use super::planner::Planner;
+use super::{Planner, cost};
 use crate::device::arch::Arch;
 use crate::device::cuda::Cuda;
 use crate::kernels::NamedVariant;
@@ -37,11 +36,11 @@ pub(crate) enum ToH {
     Unfused(Stored),
 }
 
-/// The kernels' names.
-fn unfused(stored: Stored) -> &'static str {
+/// What multiplies on the unfused path.
+pub(super) fn product(stored: Stored) -> &'static str {
     match stored {
-        Stored::Elements => "cublaslt + elementwise",
-        Stored::Sums => "cublaslt f32 + elementwise",
+        Stored::Elements => "cublaslt",
+        Stored::Sums => "cublaslt f32",
     }
 }
 
@@ -253,7 +252,7 @@ impl Steps {
         let mut all = match *self {
             Self::Decode(design) => {
                 let decode = Decode::check_problem(design, problem, Planner::of(cuda).limits());
-                decode.map_or_else(|_| Vec::new(), |decode| decode.parameters().to_vec())
+                decode.iter().flat_map(Decode::parameters).collect()
             }
             Self::ByH(ToH::Gated(kernel), _) => {
                 kernel.parameters(Shape::of(problem, cuda.facts().sm_count as usize)).to_vec()
@@ -266,15 +265,13 @@ impl Steps {
 
     /// The kernels' names, without tiles.
     pub(crate) fn kernels(&self) -> String {
-        let to_h = match *self {
-            Self::Decode(design) => design.kernel(),
-            Self::ByH(ToH::Gated(kernel), _) => kernel.name(),
-            Self::ByH(ToH::Unfused(stored), _) => unfused(stored),
+        let mut names = match *self {
+            Self::Decode(design) => vec![design.kernel()],
+            Self::ByH(ToH::Gated(kernel), _) => vec![kernel.name()],
+            Self::ByH(ToH::Unfused(stored), _) => vec![product(stored), "elementwise"],
         };
-        match self.down() {
-            None | Some(Down::CublasLt) => to_h.into(),
-            Some(down) => format!("{to_h} + {}", down.kernel()),
-        }
+        names.extend(self.down().filter(|_| self.is_pair()).map(Down::kernel));
+        names.join(" + ")
     }
 }
 
@@ -285,7 +282,7 @@ impl fmt::Display for Steps {
         let to_h = match self {
             Self::Decode(design) => design.to_string(),
             Self::ByH(ToH::Gated(kernel), _) => kernel.to_string(),
-            Self::ByH(ToH::Unfused(stored), _) => unfused(*stored).into(),
+            Self::ByH(ToH::Unfused(stored), _) => format!("{} + elementwise", product(*stored)),
         };
         f.pad(&(to_h + self.down().map_or("", Down::joined)))
     }

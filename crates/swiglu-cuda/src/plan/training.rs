@@ -3,6 +3,7 @@
 use swiglu_core::{DType, Pass, Path, Problem, SavePolicy};
 
 use super::cost::backward::{differentiated as differentiated_cost, step_by_step};
+use super::steps::product;
 use super::{Planner, Steps, Why, choose, of_h};
 use crate::device::cuda::Cuda;
 use crate::kernels::dgated_gemm::{Call, Kernel};
@@ -108,10 +109,7 @@ impl Cuda {
     ) -> Option<String> {
         match policy {
             SavePolicy::Save => None,
-            SavePolicy::SaveGate => Some(match self.up_again(problem, path) {
-                Stored::Elements => "cublaslt".into(),
-                Stored::Sums => "cublaslt f32".into(),
-            }),
+            SavePolicy::SaveGate => Some(product(self.up_again(problem, path)).into()),
             _ => Some(self.planned(problem.with_pass(Pass::Saving), path).kernel),
         }
     }

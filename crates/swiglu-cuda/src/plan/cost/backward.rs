@@ -5,7 +5,7 @@
 
 use swiglu_core::{Op, Orientation, Problem};
 
-use super::{ACTIVATION, Ends, of_tiles, product};
+use super::{ACTIVATION, Ends, bytes, of_tiles, product};
 use crate::kernels::dgated_gemm::Kernel;
 use crate::plan::machine::{Machine, Model};
 
@@ -15,11 +15,6 @@ const DERIVATIVE: f64 = 1.5 * ACTIVATION;
 /// Steps with memory between as a multiple of what follows from their form: fitted on an H200 to gate and up unfused and to
 /// whole backward passes.
 const STEPS: f64 = 1.07;
-
-/// Bytes of so many values of T.
-fn bytes(problem: &Problem, values: f64) -> f64 {
-    values * problem.dtype.size() as f64
-}
 
 /// M, K and H.
 fn extents(problem: &Problem) -> [f64; 3] {

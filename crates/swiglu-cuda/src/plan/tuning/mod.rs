@@ -209,10 +209,8 @@ impl Tuning {
     /// than kernels for whole blocks take it may be of its gated linear layer. It allocates nothing.
     pub(crate) fn near(&self, problem: &Problem, tf32: bool) -> Option<(Origin, Near<'_>)> {
         let of = |problem: &Problem| {
-            let all = self
-                .tables
-                .iter()
-                .filter_map(|source| Some((source.origin, source.table.near(problem, tf32)?)));
+            let tables = self.tables.iter().map(|source| (source.origin, &source.table));
+            let all = tables.filter_map(|(of, table)| Some((of, table.near(problem, tf32)?)));
             // Of equals it is the first.
             all.min_by_key(|(_, near)| near.rank(problem))
         };
