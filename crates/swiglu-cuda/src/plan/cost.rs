@@ -71,11 +71,12 @@ fn multiply_cycles(form: &Form, problem: &Problem, machine: &Machine, together: 
     let rate = match form.multiplier {
         Multiplier::Wgmma { columns, wanted } => machine.tensor * wgmma_share(columns) * wanted,
         Multiplier::Mma { share, warps, .. } => {
-            let tensor = match problem.dtype {
-                DType::F32 => machine.tensor / 2.0,
-                _ => machine.tensor,
-            };
-            tensor * machine.mma_share * share * warps_share(warps * together as usize)
+            let tf32 = if problem.dtype == DType::F32 { 0.5 } else { 1.0 };
+            machine.tensor
+                * tf32
+                * machine.mma_share
+                * share
+                * warps_share(warps * together as usize)
         }
         Multiplier::Fma => FMA * SIMT_SHARE,
     };
@@ -110,12 +111,8 @@ pub(crate) fn fused(kernel: Kernel, problem: &Problem, machine: &Machine) -> f64
         (Kernel::Sm90Skinny(_), 2..) => MORE_THAN_A_TILE,
         _ => 1.0,
     };
-    share * of_form(&form, problem, machine)
-}
-
-fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
     let bytes = problem.with_op(Op::GatedLinear).compulsory_bytes();
-    of_tiles(form, problem, machine, Ends { cycles: ACTIVATION, bytes })
+    share * of_tiles(&form, problem, machine, Ends { cycles: ACTIVATION, bytes })
 }
 
 /// What tiles end with, beside their products.

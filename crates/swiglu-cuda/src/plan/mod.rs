@@ -1,7 +1,6 @@
 //! Which steps compute a problem, each by which algorithm: from the numbers alone.
 
 mod backward;
-mod basis;
 mod by_tokens;
 pub(crate) mod calibration;
 mod candidate;
@@ -299,10 +298,10 @@ impl Cuda {
         let passes = problem.quantized.map_or(1, |_| problem.m.div_ceil(MOST_TOKENS));
         let problem = &of_pass(problem);
         let planner = Planner::of(self);
-        let check = steps.check(planner, problem).and_then(|()| match problem.pass {
-            Pass::Saving => steps.check_saving(),
-            _ => Ok(()),
-        });
+        let mut check = steps.check(planner, problem);
+        if problem.pass == Pass::Saving {
+            check = check.and_then(|()| steps.check_saving());
+        }
         let numerics = match check {
             Ok(()) => Some(problem.numerics),
             Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => {
@@ -339,15 +338,13 @@ impl Cuda {
         let us = |seconds: f64| seconds * 1e6 * passes as f64;
         Candidate {
             steps: Some(steps),
-            step: None,
-            name: steps.to_string(),
             chosen: steps == chosen.0,
             numerics,
             refusal: check.err().map(|obstacle| obstacle.to_string()),
             predicted_us: numerics.map(|_| us(steps.seconds(model, problem))),
             expected_us: numerics.map(|_| us(expects(steps))),
             measured_us,
-            reason,
+            ..Candidate::new(None, steps.to_string(), None, Ok(reason))
         }
     }
 }

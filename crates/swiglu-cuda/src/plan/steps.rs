@@ -169,15 +169,14 @@ impl Steps {
             return Err(Obstacle::FollowsTokens);
         }
         let Model { limits, tf32, .. } = planner.model();
+        let arch = planner.subject.arch;
         match *self {
             Self::Decode(design) => {
-                Decode::check_problem(design, problem, limits).map_err(Obstacle::Decode)?;
+                Decode::check_problem(design, problem, limits).map(drop).map_err(Obstacle::Decode)
             }
-            Self::ByH(ToH::Gated(kernel), _) => {
-                kernel.check_problem(planner.subject.arch, problem, *tf32)?;
-            }
-            Self::ByH(ToH::Unfused(stored), _) => check_unfused(stored, problem)?,
-        }
+            Self::ByH(ToH::Gated(kernel), _) => kernel.check_problem(arch, problem, *tf32),
+            Self::ByH(ToH::Unfused(stored), _) => check_unfused(stored, problem),
+        }?;
         match self.down() {
             // cuBLASLt is asked for one algorithm.
             Some(_) if invariant && self.is_pair() => Err(Obstacle::FollowsTokens),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use swiglu_core::{Path, Problem};
 
-use super::basis::Subject;
+use super::planner::Subject;
 use super::tuning::{self, Record};
 use super::{Planner, Steps, best_kernel, choose, decoded_because, of_h, of_pass};
 use crate::device::arch::Arch;
@@ -12,6 +12,7 @@ use crate::device::facts::DeviceFacts;
 use crate::device::jit::Variant;
 use crate::kernels::NamedVariant;
 use crate::kernels::decode_mlp::{Limits, MOST_TOKENS};
+use crate::kernels::gated_gemm::Kernel;
 
 /// A kind of device, for which kernels are compiled before there is one.
 pub struct Target {
@@ -103,10 +104,11 @@ fn of_problem(planner: &Planner, problem: &Problem, ways: Ways) -> Vec<NamedVari
     for steps in lists {
         kernels.extend(steps.needed(planner, problem));
         // What takes the rows of x where the kernel that was chosen does not.
-        if steps.kernel_of_h().is_some_and(|kernel| !kernel.takes_rows_of(problem)) {
-            let other = best_kernel(planner, &of_h(problem), |k| k.takes_rows_of(problem));
-            let other = other.map(|kernel| Steps::gated(kernel).needed(planner, problem));
-            kernels.extend(other.into_iter().flatten());
+        let takes = |kernel: &Kernel| kernel.takes_rows_of(problem);
+        if steps.kernel_of_h().is_some_and(|kernel| !takes(&kernel))
+            && let Some(other) = best_kernel(planner, &of_h(problem), takes)
+        {
+            kernels.extend(Steps::gated(other).needed(planner, problem));
         }
     }
     kernels

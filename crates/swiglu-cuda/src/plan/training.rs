@@ -41,16 +41,15 @@ pub(super) fn differentiates(
 ) -> Result<(), Refusal> {
     let model = planner.model();
     let is_portable = matches!(kernel, Kernel::Mma(_));
-    let check = || {
-        if path == Some(Path::Unfused) {
-            return Err(Obstacle::UnfusedAskedFor);
-        }
-        if planner.subject.portable_kernels && !is_portable {
-            return Err(Obstacle::NotPortable);
-        }
-        kernel.check(planner.subject.arch, problem.dtype, problem.hidden, model.tf32)
-    };
-    check().map_err(Refusal::Obstacle)?;
+    let obstacle = |why| Err(Refusal::Obstacle(why));
+    if path == Some(Path::Unfused) {
+        return obstacle(Obstacle::UnfusedAskedFor);
+    }
+    if planner.subject.portable_kernels && !is_portable {
+        return obstacle(Obstacle::NotPortable);
+    }
+    let checked = kernel.check(planner.subject.arch, problem.dtype, problem.hidden, model.tf32);
+    checked.or_else(obstacle)?;
     kernel.check_call(call).map_err(Refusal::Call)?;
     if !is_portable || path == Some(Path::Fused) {
         return Ok(());
@@ -59,7 +58,7 @@ pub(super) fn differentiates(
     let ratio = fused / step_by_step(problem, model);
     if ratio > 1.0 {
         let hundredths = (ratio * 100.0).ceil() as u32;
-        return Err(Refusal::Obstacle(Obstacle::Slower { hundredths }));
+        return obstacle(Obstacle::Slower { hundredths });
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::device::facts::DeviceFacts;
 use crate::device::files;
 use crate::kernels::probe;
 use crate::plan::machine::Rates;
-use crate::plan::tuning::{NotKept, Refusal, SCHEMA, file_stem, hash_of, read_sealed, seal};
+use crate::plan::tuning::{NotKept, Refusal, SCHEMA, file_name, hash_of, read_sealed, seal};
 
 /// Larger files are none of ours.
 const MAX_FILE_BYTES: u64 = 64 << 10;
@@ -50,7 +50,7 @@ impl Card {
     }
 
     fn path(&self, dir: &Path) -> PathBuf {
-        dir.join(format!("{}.machine.json", file_stem(&self.device, self.arch)))
+        dir.join(file_name(&self.device, self.arch, "machine.json"))
     }
 }
 

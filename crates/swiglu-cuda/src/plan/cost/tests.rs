@@ -10,6 +10,11 @@ fn unfused(stored: Stored, problem: &Problem, machine: &Machine) -> f64 {
     products(stored, problem, &model(*machine)) + elementwise(stored, problem, machine)
 }
 
+fn of_form(form: &Form, problem: &Problem, machine: &Machine) -> f64 {
+    let bytes = problem.with_op(Op::GatedLinear).compulsory_bytes();
+    of_tiles(form, problem, machine, Ends { cycles: ACTIVATION, bytes })
+}
+
 pub(super) fn model(machine: Machine) -> Model {
     let limits = Limits {
         multiprocessors: machine.multiprocessors as usize,

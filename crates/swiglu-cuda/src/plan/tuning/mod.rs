@@ -97,16 +97,11 @@ impl TuningOptions {
     }
 }
 
-/// `nvidia-h200-sm_90a.json`: devices of one kind share a record.
-fn file_name(subject: &Subject) -> String {
-    format!("{}.json", file_stem(&subject.device, subject.arch))
-}
-
-/// What files about a kind of device are called.
-pub(super) fn file_stem(device: &str, arch: Arch) -> String {
+/// `nvidia-h200-sm_90a.json`: devices of one kind share files of each ending.
+pub(super) fn file_name(device: &str, arch: Arch, ending: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let device: String = device.chars().map(plain).collect();
-    format!("{device}-{arch}")
+    format!("{device}-{arch}.{ending}")
 }
 
 /// Measurements in order of preference, and what was said when they were looked for.
@@ -178,7 +173,7 @@ impl Tuning {
         let mut tuning = Self::default();
         let here = Subject::here(facts, arch);
         let users = dir.map(|dir| {
-            let path = dir.join(file_name(&here));
+            let path = dir.join(file_name(&here.device, arch, "json"));
             (Origin::Measured, path.display().to_string(), read_sealed(&path, MAX_FILE_BYTES))
         });
         // Of another architecture there are other kernels; the name is enough to know.
@@ -235,7 +230,7 @@ pub(crate) fn keep(
     rates: Rates,
     entries: Vec<Entry>,
 ) -> Result<(PathBuf, Option<Refusal>), NotKept> {
-    let path = dir.join(file_name(&subject));
+    let path = dir.join(file_name(&subject.device, subject.arch, "json"));
     let not_kept = |why: String| NotKept { path: path.clone(), why };
     // Two processes that both add to what they have read would each lose the other's entries.
     let lock = path.with_extension("json.lock");

@@ -184,9 +184,8 @@ impl Shape {
                 (m <= 2 * below.m).then_some((below, None))
             }
             (Some(below), Some(above)) if above.m <= WIDEST * below.m => {
-                let part =
-                    (m as f64 / below.m as f64).ln() / (above.m as f64 / below.m as f64).ln();
-                Some((below, Some((above, part))))
+                let apart = |m: usize| (m as f64 / below.m as f64).ln();
+                Some((below, Some((above, apart(m) / apart(above.m)))))
             }
             (_, Some(above)) if above.m <= 2 * m => alone(above),
             (Some(below), _) if m <= 2 * below.m || below.m >= MANY => alone(below),

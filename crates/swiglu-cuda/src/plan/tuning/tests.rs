@@ -51,6 +51,10 @@ fn subject() -> Subject {
     }
 }
 
+fn file_of(subject: &Subject) -> String {
+    file_name(&subject.device, subject.arch, "json")
+}
+
 fn problem(m: usize) -> Problem {
     let numerics = Numerics::default().with_rounding(Rounding::PreRound);
     Problem::new(Op::GatedLinear, m, 64, 96, DType::Bf16, Activation::CLAMPED_SWIGLU)
@@ -151,7 +155,7 @@ fn shipped_records_complete_each_other() {
     };
     let first = text(vec![entry(16, &[(&ways[0], 1.0)])]);
     let second = text(vec![entry(16, &[(&ways[1], 1.0)]), entry(64, &[(&ways[1], 1.0)])]);
-    let name = file_name(&here);
+    let name = file_of(&here);
     let part = name.replace(".json", ".part.json");
     let other = "device-of-another-architecture.json".to_owned();
     let shipped = [(&*other, &*second), (&*part, &*first), (&*name, &*second)];
@@ -180,7 +184,7 @@ fn a_record_of_these_kernels_goes_before_an_earlier_one_and_a_users_before_a_shi
         record.insert(entry(16, &[(&ways[way], 1.0)]));
         record.to_text().unwrap()
     };
-    let name = file_name(&here);
+    let name = file_of(&here);
     for (users, shipped, taken) in [
         (&here, &here, Some(Origin::Measured)),
         (&other_ways, &here, Some(Origin::Measured)),

@@ -29,7 +29,7 @@ fn processes_that_keep_at_once_lose_nothing() {
     for mut process in running {
         assert!(process.wait().unwrap().success());
     }
-    let record = read_sealed::<Record>(&dir.path().join(file_name(&subject())), MAX_FILE_BYTES)
+    let record = read_sealed::<Record>(&dir.path().join(file_of(&subject())), MAX_FILE_BYTES)
         .unwrap()
         .unwrap();
     let mut seen: Vec<usize> = record.entries.iter().map(|e| e.problem.m).collect();
