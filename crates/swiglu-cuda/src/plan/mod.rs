@@ -1,6 +1,5 @@
 //! Which steps compute a problem, each by which algorithm: from the numbers alone.
 
-mod backward;
 mod by_tokens;
 pub(crate) mod calibration;
 mod candidate;

@@ -1,7 +1,6 @@
 //! What plans are made from, beside the problem: options, the device's limits, the cost model's numbers, measurements; and
 //! what was chosen by them.
 
-use std::iter;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -162,7 +161,8 @@ impl Planner {
     /// The planner for what is made now.
     pub(crate) fn of(cuda: &Cuda) -> &Arc<Self> {
         let Attached { first, .. } = cuda.attached();
-        iter::successors(Some(first), |planner| planner.next.get()).last().unwrap_or(first)
+        let all = std::iter::successors(Some(first), |planner| planner.next.get());
+        all.last().unwrap_or(first)
     }
 
     /// What the decode kernels need to know of the device.

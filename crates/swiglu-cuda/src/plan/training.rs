@@ -1,19 +1,21 @@
-//! Plans of the passes of a training step: of the forward pass that stores gate and up, and what differentiates in the backward pass.
+//! Plans of the passes of a training step: of the forward pass that stores gate and up, and of the backward pass every step, by
+//! what it is computed, and what that is expected to take.
 
-use swiglu_core::{DType, Pass, Path, Problem, SavePolicy};
+use swiglu_core::{DType, Op, Orientation, Pass, Path, Plan, Problem, SavePolicy};
 
-use super::cost::backward::{differentiated as differentiated_cost, step_by_step};
+use super::cost::backward as cost;
 use super::steps::product;
-use super::{Planner, Steps, Why, choose, of_h};
+use super::{BACKEND, Candidate, Planner, Steps, Why, choose, of_h};
 use crate::device::cuda::Cuda;
 use crate::kernels::dgated_gemm::{Call, Kernel};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::obstacle::Obstacle;
 use crate::kernels::sm90_dgated_gemm::Config;
+use crate::kernels::tensor_map::LayerMaps;
 
 /// Why a kernel does not differentiate in the epilogue of dy·Wdᵀ.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub(crate) enum Refusal {
+enum Refusal {
     #[error("{0}")]
     Obstacle(Obstacle),
     /// Of addresses, strides and extents.
@@ -23,8 +25,9 @@ pub(crate) enum Refusal {
 
 /// The kernels that could compute gradients of gate and up, and h, in the epilogue of dy·Wdᵀ: Hopper's, which is taken
 /// wherever it can be, then that of every architecture in the tile which is expected to be the fastest.
-pub(super) fn differentiating(planner: &Planner, problem: &Problem) -> [Kernel; 2] {
-    let seconds = |kernel: &Kernel| differentiated_cost(*kernel, problem, &planner.model().machine);
+fn differentiating(planner: &Planner, problem: &Problem) -> [Kernel; 2] {
+    let seconds =
+        |kernel: &Kernel| cost::differentiated(*kernel, problem, &planner.model().machine);
     let portable = Kernel::portable().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
     let hopper = Kernel::Sm90(Config::of(problem.hidden));
     [hopper, portable.unwrap_or(hopper)]
@@ -32,7 +35,7 @@ pub(super) fn differentiating(planner: &Planner, problem: &Problem) -> [Kernel; 
 
 /// Whether one of these is taken for a block, or why not. The portable one must be expected to take less time than a product
 /// with dh in memory, unless fused kernels were asked for.
-pub(super) fn differentiates(
+fn differentiates(
     planner: &Planner,
     kernel: Kernel,
     problem: &Problem,
@@ -54,8 +57,8 @@ pub(super) fn differentiates(
     if !is_portable || path == Some(Path::Fused) {
         return Ok(());
     }
-    let fused = differentiated_cost(kernel, problem, &model.machine);
-    let ratio = fused / step_by_step(problem, model);
+    let fused = cost::differentiated(kernel, problem, &model.machine);
+    let ratio = fused / cost::step_by_step(problem, model);
     if ratio > 1.0 {
         let hundredths = (ratio * 100.0).ceil() as u32;
         return obstacle(Obstacle::Slower { hundredths });
@@ -117,5 +120,106 @@ impl Cuda {
     pub(crate) fn up_again(&self, problem: &Problem, path: Option<Path>) -> Stored {
         let (steps, _) = choose_saving(Planner::of(self), problem, path);
         up_again(steps, problem.bias && problem.dtype != DType::F32)
+    }
+
+    /// The backward pass of a problem with packed weights.
+    pub(super) fn backward_plan(&self, problem: Problem, path: Option<Path>) -> Plan {
+        let all = self.backward_candidates(&problem, path).into_iter();
+        let chosen = all.filter(|step| step.chosen).map(|step| (step.name, step.reason));
+        let (mut kernels, reasons): (Vec<_>, Vec<_>) = chosen.unzip();
+        // Steps by the same kernel come one behind the other.
+        kernels.dedup();
+        let kernel = self.differentiated(&problem, path);
+        let parameters = kernel.into_iter().flat_map(Kernel::parameters);
+        let parameters = parameters.map(|(name, value)| (name.to_owned(), value)).collect();
+        let path = if kernel.is_some() { Path::Fused } else { Path::Unfused };
+        Plan::new(problem, BACKEND, kernels.join(" + "), path)
+            .with_parameters(parameters)
+            .with_reason(reasons.into_iter().next().unwrap_or_default())
+    }
+
+    /// [`differentiated`] for dense matrices; none for a layer without a down projection.
+    pub(crate) fn differentiated(&self, problem: &Problem, path: Option<Path>) -> Option<Kernel> {
+        let maps = LayerMaps::new();
+        let call = Call::dense(problem, &maps);
+        let is_block = problem.op == Op::Mlp;
+        is_block.then(|| differentiated(Planner::of(self), problem, path, &call)).flatten()
+    }
+
+    /// What computes each step of the backward pass, and what does not.
+    pub(super) fn backward_candidates(
+        &self,
+        problem: &Problem,
+        path: Option<Path>,
+    ) -> Vec<Candidate> {
+        let model = Planner::of(self).model();
+        let taken = |step: &str, name: &str, seconds: f64, why: &str| {
+            Candidate::new(Some(step), name.into(), Some(seconds), Ok(why.into()))
+        };
+        let is_block = problem.op == Op::Mlp;
+        let mut all = match is_block {
+            true => self.of_gate_up(problem, path),
+            false => {
+                let seconds = cost::activation(problem, &model.machine);
+                vec![taken("dgate, dup", "elementwise", seconds, "one pass over dh, gate and up")]
+            }
+        };
+        let why = "one product over the weights of gate and up";
+        all.push(taken("dx", "cublaslt", cost::input(problem, model), why));
+        let why = match problem.layout.orientation {
+            Orientation::OutIn => {
+                "one product for both where they lie one behind the other, else one for each"
+            }
+            Orientation::InOut => "one product for each",
+        };
+        all.push(taken("dw_gate, dw_up", "cublaslt", cost::gate_up_weights(problem, model), why));
+        if is_block {
+            let why = "one product with h, computed again";
+            all.push(taken("dw_down", "cublaslt", cost::down_weight(problem, model), why));
+        }
+        if problem.bias {
+            let step = if is_block { "db_gate, db_up, db_down" } else { "db_gate, db_up" };
+            let seconds = cost::biases(problem, &model.machine);
+            all.push(taken(step, "column_sums", seconds, "sums of columns in one order"));
+        }
+        all
+    }
+
+    /// The kernels that differentiate in the epilogue of dh, and the way step by step.
+    fn of_gate_up(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
+        let (planner, maps) = (Planner::of(self), LayerMaps::new());
+        let (model, call) = (planner.model(), Call::dense(problem, &maps));
+        let step = Some("dgate, dup, h");
+        let chosen = self.differentiated(problem, path);
+        let seconds = |kernel| cost::differentiated(kernel, problem, &model.machine);
+        let candidate = |kernel: Kernel| {
+            let why = differentiates(planner, kernel, problem, path, &call);
+            let computes = matches!(why, Ok(()) | Err(Refusal::Obstacle(Obstacle::Slower { .. })));
+            let expected = computes.then(|| seconds(kernel));
+            let why = match (why, chosen) {
+                (Err(why), _) => Err(why.to_string()),
+                (Ok(()), Some(other)) if other != kernel => {
+                    let share = seconds(kernel) / seconds(other);
+                    Err(match share > 1.0 {
+                        true => format!("{share:.2} times as long expected"),
+                        // The architecture's own goes before the portable ones, whose costs nobody measured.
+                        false => format!("{other} goes before it wherever that takes the call"),
+                    })
+                }
+                (Ok(()), _) => Ok("the derivative in the epilogue of dh: nothing passes through \
+                                   memory between"
+                    .to_owned()),
+            };
+            Candidate::new(step, kernel.to_string(), expected, why)
+        };
+        let mut all: Vec<_> =
+            differentiating(planner, problem).into_iter().map(candidate).collect();
+        let unfused = match chosen {
+            Some(_) => Err("dh would pass through memory, and gate and up twice".to_owned()),
+            None => Ok("dh passes through memory, and gate and up twice".to_owned()),
+        };
+        let expected = Some(cost::step_by_step(problem, model));
+        all.push(Candidate::new(step, "cublaslt + elementwise".into(), expected, unfused));
+        all
     }
 }

@@ -183,9 +183,8 @@ impl Tuning {
         });
         for (origin, what, record) in users.into_iter().chain(shipped) {
             let Some(record) = record.transpose() else { continue };
-            let driver = facts.driver_version;
-            let used = record.and_then(|r| Source::new(origin, &r, &here, driver, *model));
-            match used {
+            match record.and_then(|r| Source::new(origin, &r, &here, facts.driver_version, *model))
+            {
                 Ok((source, said)) => {
                     tuning.notes.push(what + &said);
                     tuning.tables.push(source);

@@ -277,12 +277,11 @@ impl Record {
 
     /// Whether it is about what `here` says; the device code last.
     pub(super) fn check(&self, here: &Subject) -> Result<(), Refusal> {
-        let same_code = self.subject.source == here.source;
-        let (recorded, here) = (self.subject.device(), here.device());
-        if recorded != here {
-            return Err(Refusal::Device { recorded, here });
+        let (recorded, expected) = (self.subject.device(), here.device());
+        if recorded != expected {
+            return Err(Refusal::Device { recorded, here: expected });
         }
-        if same_code { Ok(()) } else { Err(Refusal::Source) }
+        if self.subject.source == here.source { Ok(()) } else { Err(Refusal::Source) }
     }
 }
 
