@@ -50,7 +50,7 @@ impl Down {
         }
     }
 
-    /// How a list of steps goes on behind the name of the kernel for h: ` + ` where one follows the other, ` beside ` where
+    /// How the name of steps goes on behind that of the kernel for h: ` + ` where one follows the other, ` beside ` where
     /// they share SMs, nothing where it is cuBLASLt.
     pub(crate) fn joined(self) -> &'static str {
         match self {

@@ -4,7 +4,7 @@ use swiglu_core::Numerics;
 
 use super::Steps;
 
-/// One list of steps that computes a problem, and what speaks for or against it.
+/// One way to compute a problem, and what speaks for or against it.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Candidate {

@@ -93,7 +93,7 @@ impl Target {
 }
 
 fn of_problem(planner: &Planner, problem: &Problem, ways: Ways) -> Vec<NamedVariant> {
-    let lists = match ways {
+    let all = match ways {
         Ways::Planned => planned(planner, problem),
         Ways::Every => {
             let computes = |steps: &Steps| steps.check(planner, problem).is_ok();
@@ -101,7 +101,7 @@ fn of_problem(planner: &Planner, problem: &Problem, ways: Ways) -> Vec<NamedVari
         }
     };
     let mut kernels = Vec::new();
-    for steps in lists {
+    for steps in all {
         kernels.extend(steps.needed(planner, problem));
         // What takes the rows of x where the kernel that was chosen does not.
         let takes = |kernel: &Kernel| kernel.takes_rows_of(problem);
