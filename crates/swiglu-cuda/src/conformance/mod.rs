@@ -18,7 +18,7 @@ use crate::kernels::decode_mlp::Design;
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::Kernel;
 use crate::layers::activation::DeviceGateUp;
-use crate::plan::{Planner, Steps};
+use crate::plan::{Algorithm, Planner};
 use crate::{
     DeviceGradientsMut, DeviceKeptMut, GatedLinear, Layer, Mlp, quantized_tokens, quantized_types,
 };
@@ -31,8 +31,8 @@ enum Way {
     Planned,
     /// The unfused path, which keeps elements.
     Unfused,
-    /// Always by these steps.
-    By(Steps),
+    /// Always by this algorithm.
+    By(Algorithm),
 }
 
 /// A device on one way: as planned, unfused with elements or sums in memory, or always with the same
@@ -60,13 +60,13 @@ impl CudaBackend {
             })
         });
         // The narrowest before each kernel: that computes every number of tokens of these.
-        let pairs = Steps::all(Op::Mlp).filter(Steps::is_pair);
+        let pairs = Algorithm::all(Op::Mlp).filter(Algorithm::is_pair);
         let streams = Streams::default();
-        let by = [Steps::unfused(Stored::Sums)]
+        let by = [Algorithm::unfused(Stored::Sums)]
             .into_iter()
             .chain(pairs.take(3))
-            .chain(kernels.map(Steps::gated))
-            .chain(Design::every().map(Steps::Decode));
+            .chain(kernels.map(Algorithm::gated))
+            .chain(Design::every().map(Algorithm::Decode));
         [Way::Planned, Way::Unfused]
             .into_iter()
             .chain(by.map(Way::By))
@@ -84,8 +84,9 @@ impl CudaBackend {
             return match self.way {
                 Way::Planned => case.op == Op::Mlp && case.dtype != DType::F32,
                 Way::Unfused => false,
-                Way::By(steps) => {
-                    steps.design().is_some() && steps.check(Planner::of(&self.cuda), &pass).is_ok()
+                Way::By(algorithm) => {
+                    algorithm.design().is_some()
+                        && algorithm.check(Planner::of(&self.cuda), &pass).is_ok()
                 }
             };
         }
@@ -96,11 +97,12 @@ impl CudaBackend {
                 let rounds = case.dtype == DType::F32 || case.numerics.rounding != Rounding::Fused;
                 rounds && case.hidden > 0
             }
-            (Way::By(steps), op) => {
+            (Way::By(algorithm), op) => {
                 let stride = (case.hidden + case.padding) * case.dtype.size();
                 // A kernel for h is tried alone.
-                let steps = if steps.stored().is_some() { steps.of(op) } else { steps };
-                steps.check(Planner::of(&self.cuda), &problem(case)).is_ok()
+                let algorithm =
+                    if algorithm.stored().is_some() { algorithm.of(op) } else { algorithm };
+                algorithm.check(Planner::of(&self.cuda), &problem(case)).is_ok()
                     && (!self.aligned_x() || case.m <= 1 || stride.is_multiple_of(16))
             }
         }
@@ -108,7 +110,7 @@ impl CudaBackend {
 
     /// Whether the kernel that is insisted on takes no other x than an aligned one.
     fn aligned_x(&self) -> bool {
-        matches!(self.way, Way::By(steps) if steps.kernel_of_h().is_some_and(Kernel::needs_tma))
+        matches!(self.way, Way::By(algorithm) if algorithm.kernel_of_h().is_some_and(Kernel::needs_tma))
     }
 }
 
@@ -118,7 +120,7 @@ impl Backend for CudaBackend {
         let way = match self.way {
             Way::Planned => "planned".to_owned(),
             Way::Unfused => Path::Unfused.to_string(),
-            Way::By(steps) => steps.to_string(),
+            Way::By(algorithm) => algorithm.to_string(),
         };
         let tf32 = if self.cuda.tf32() { " tf32" } else { "" };
         format!("cuda:{} {way}{tf32}", self.cuda.ordinal())
@@ -157,7 +159,7 @@ impl Backend for CudaBackend {
         let layer = match self.way {
             Way::Planned => GatedLinear::new(&self.cuda, params),
             Way::Unfused => GatedLinear::with_path(&self.cuda, params, Path::Unfused),
-            Way::By(steps) => GatedLinear::with_steps(&self.cuda, params, steps),
+            Way::By(algorithm) => GatedLinear::with_algorithm(&self.cuda, params, algorithm),
         }?;
         let stream = self.streams.take(&self.cuda)?;
         let x = OnDevice::at(&stream, x, if self.aligned_x() { 0 } else { lead(&x) })?;
@@ -168,7 +170,7 @@ impl Backend for CudaBackend {
 
     fn quantized_types(&self) -> &[QuantizedType] {
         match self.way {
-            Way::By(steps) if steps.design().is_none() => &[],
+            Way::By(algorithm) if algorithm.design().is_none() => &[],
             Way::Planned | Way::By(_) => quantized_types(),
             Way::Unfused => &[],
         }
@@ -181,7 +183,7 @@ impl Backend for CudaBackend {
         mut out: MatrixMut<'_, T>,
     ) -> Result<()> {
         let design = match self.way {
-            Way::By(steps) => steps.design(),
+            Way::By(algorithm) => algorithm.design(),
             Way::Planned | Way::Unfused => None,
         };
         let layer = match design {
@@ -202,8 +204,8 @@ impl Backend for CudaBackend {
     ) -> Result<()> {
         let layer = match self.way {
             Way::Unfused => Mlp::with_path(&self.cuda, params, Path::Unfused),
-            Way::By(steps) if steps.design().is_some() => {
-                Mlp::with_design(&self.cuda, params, steps.design())
+            Way::By(algorithm) if algorithm.design().is_some() => {
+                Mlp::with_design(&self.cuda, params, algorithm.design())
             }
             Way::Planned | Way::By(_) => Mlp::new(&self.cuda, params),
         }?;
@@ -211,11 +213,11 @@ impl Backend for CudaBackend {
         let x = OnDevice::at(&stream, x, if self.aligned_x() { 0 } else { lead(&x) })?;
         let mut y = OnDevice::new(&stream, out.as_ref())?;
         match self.way {
-            Way::By(steps) if steps.design().is_none() => {
-                let steps = steps.of(Op::Mlp);
+            Way::By(algorithm) if algorithm.design().is_none() => {
+                let algorithm = algorithm.of(Op::Mlp);
                 let all = self.cuda.candidates(&params.problem(x.rows), None);
-                // Of its own problem there is every list of steps.
-                let by = all.iter().filter(|candidate| candidate.steps == Some(steps));
+                // Of its own problem there is every algorithm.
+                let by = all.iter().filter(|candidate| candidate.algorithm == Some(algorithm));
                 for candidate in by {
                     layer.forward_by(&stream, candidate, x.view()?, y.view_mut()?)?;
                 }

@@ -8,7 +8,7 @@ use super::{CudaBackend, Way, problem};
 use crate::kernels::decode_mlp::Decode;
 use crate::kernels::gated_gemm::Shape;
 use crate::kernels::ring::Ring;
-use crate::plan::{Planner, Steps, ToH};
+use crate::plan::{Algorithm, Planner, ToH};
 
 /// More input features than any ring needs to go round.
 const MOST_FEATURES: usize = 1 << 14;
@@ -21,11 +21,11 @@ impl CudaBackend {
     /// kernel of ours, or none for such a case on this device.
     pub fn going_round(&self, dtype: DType, quantized: Option<QuantizedType>) -> Option<Case> {
         let sms = self.cuda.facts().sm_count as usize;
-        let Way::By(steps) = self.way else { return None };
-        if steps.stored().is_some() {
+        let Way::By(algorithm) = self.way else { return None };
+        if algorithm.stored().is_some() {
             return None;
         }
-        if let (Some(kernel), None) = (steps.kernel_of_h(), steps.down()) {
+        if let (Some(kernel), None) = (algorithm.kernel_of_h(), algorithm.down()) {
             let case = |m, k, h| Case::new(Op::GatedLinear, [m, k, h], dtype);
             let tile = |m, h| kernel.tile(Shape::of(&problem(&case(m, 1, h)), sms));
             let m = 2 * tile(1, 1)[0] + 1;
@@ -61,17 +61,17 @@ impl CudaBackend {
 
     fn rings(&self, problem: &Problem) -> Vec<Ring> {
         let sms = self.cuda.facts().sm_count as usize;
-        let Way::By(steps) = self.way else { return Vec::new() };
-        let mut rings = match steps {
-            Steps::ByH(ToH::Gated(kernel), _) => vec![kernel.ring(problem, sms)],
-            Steps::ByH(ToH::Unfused(_), _) => Vec::new(),
-            Steps::Decode(design) => {
+        let Way::By(algorithm) = self.way else { return Vec::new() };
+        let mut rings = match algorithm {
+            Algorithm::ByH(ToH::Gated(kernel), _) => vec![kernel.ring(problem, sms)],
+            Algorithm::ByH(ToH::Unfused(_), _) => Vec::new(),
+            Algorithm::Decode(design) => {
                 let limits = Planner::of(&self.cuda).limits();
                 let decode = Decode::check_problem(design, problem, limits);
                 decode.map_or_else(|_| Vec::new(), |decode| decode.rings(problem))
             }
         };
-        rings.extend(steps.down().and_then(|down| down.ring(&self.cuda, problem)));
+        rings.extend(algorithm.down().and_then(|down| down.ring(&self.cuda, problem)));
         rings
     }
 }

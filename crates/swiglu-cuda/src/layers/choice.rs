@@ -1,4 +1,4 @@
-//! The steps that are chosen for a call of a layer, and the scratch memory they use.
+//! The algorithm that is chosen for a call of a layer, and the scratch memory it uses.
 
 use swiglu_core::{Element, Op, Plan};
 
@@ -13,7 +13,7 @@ use crate::kernels::down::Down;
 use crate::kernels::elementwise::{self, Stored, Tensor};
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::gated_gemm::Call;
-use crate::plan::{Choices, Planner, Steps, ToH, Why, choose, explain};
+use crate::plan::{Algorithm, Choices, Planner, ToH, Why, choose, explain};
 
 impl<K, T: Element> Layer<K, T> {
     /// The planner that chooses for this layer, whatever planners have followed it.
@@ -23,7 +23,7 @@ impl<K, T: Element> Layer<K, T> {
 
     /// How `m` tokens will be computed.
     pub fn plan(&self, m: usize) -> Plan {
-        let (planner, steps) = (self.planner(), self.choose(m));
+        let (planner, algorithm) = (self.planner(), self.choose(m));
         let reason = match self.asked {
             Asked::Path(path) => {
                 let (to_h, why) = self.whole.choose(m);
@@ -36,9 +36,9 @@ impl<K, T: Element> Layer<K, T> {
                 }
                 reason
             }
-            _ => explain(steps, Why::AskedFor, &self.problem.with_m(m), planner),
+            _ => explain(algorithm, Why::AskedFor, &self.problem.with_m(m), planner),
         };
-        self.cuda.plan_of(self.problem.with_m(m), steps, reason)
+        self.cuda.plan_of(self.problem.with_m(m), algorithm, reason)
     }
 
     /// The design of the decode kernel that `m` tokens go through; none where they go step by step.
@@ -56,44 +56,44 @@ impl<K, T: Element> Layer<K, T> {
         if self.problem.quantized.is_some() { m.min(MOST_TOKENS) } else { m }
     }
 
-    pub(super) fn choose(&self, m: usize) -> Steps {
+    pub(super) fn choose(&self, m: usize) -> Algorithm {
         let m = self.pass(m);
         match self.asked {
-            Asked::Steps(steps) => steps,
+            Asked::Algorithm(algorithm) => algorithm,
             Asked::Design(design) if m <= MOST_TOKENS => {
                 // Quantised weights have no other way: the call is refused.
                 let computes = |design: &Design| {
                     self.problem.quantized.is_some() || self.decode_by(*design, m).is_some()
                 };
-                design.filter(computes).map_or_else(|| self.step_by_step(m), Steps::Decode)
+                design.filter(computes).map_or_else(|| self.step_by_step(m), Algorithm::Decode)
             }
             Asked::Path(_) | Asked::Design(_) => self.of_choices(&self.whole, m),
         }
     }
 
-    fn of_choices(&self, choices: &Choices, m: usize) -> Steps {
+    fn of_choices(&self, choices: &Choices, m: usize) -> Algorithm {
         choices.get(m).of(self.problem.op)
     }
 
-    /// The steps to h, then cuBLASLt: what takes every x, and weights however they lie.
-    pub(super) fn step_by_step(&self, m: usize) -> Steps {
+    /// What computes h, then cuBLASLt: what takes every x, and weights however they lie.
+    pub(super) fn step_by_step(&self, m: usize) -> Algorithm {
         self.of_choices(&self.stepwise, m)
     }
 
-    /// What is chosen where no other steps to h will do than a fused kernel.
-    pub(super) fn choose_fused(&self, m: usize) -> Steps {
+    /// What is chosen where nothing will do for h but a fused kernel.
+    pub(super) fn choose_fused(&self, m: usize) -> Algorithm {
         self.of_choices(&self.fused, m)
     }
 
     /// Whether a fused kernel does instead what cuBLASLt refused: where cuBLASLt does not take this x, or no memory is
     /// left for its workspace, unless one way was asked for. Nothing of it is remembered: the next call tries again.
-    pub(super) fn hands_over(&self, steps: Steps, why: &CudaError) -> bool {
+    pub(super) fn hands_over(&self, algorithm: Algorithm, why: &CudaError) -> bool {
         let refused = matches!(why, CudaError::Unsupported { .. } | CudaError::OutOfMemory { .. });
-        refused && self.may_hand_over(steps)
+        refused && self.may_hand_over(algorithm)
     }
 
-    pub(super) fn may_hand_over(&self, steps: Steps) -> bool {
-        self.asked == Asked::Path(None) && steps.stored().is_some()
+    pub(super) fn may_hand_over(&self, algorithm: Algorithm) -> bool {
+        self.asked == Asked::Path(None) && algorithm.stored().is_some()
     }
 
     /// Elements from row to row of h in the workspace.
@@ -123,29 +123,34 @@ impl<K, T: Element> Layer<K, T> {
         }
     }
 
-    /// Whether an x that the steps do not take goes step by step.
-    fn falls_back(&self, steps: Steps) -> bool {
-        steps.design().is_some() && self.problem.quantized.is_none()
+    /// Whether an x that the algorithm does not take goes step by step.
+    fn falls_back(&self, algorithm: Algorithm) -> bool {
+        algorithm.design().is_some() && self.problem.quantized.is_none()
     }
 
     /// h first, and behind it what the steps use one after the other. An empty call has no steps.
-    pub(super) fn bytes_by(&self, m: usize, steps: Steps) -> usize {
+    pub(super) fn bytes_by(&self, m: usize, algorithm: Algorithm) -> usize {
         let between = |stored| self.between_bytes(m, stored);
-        self.bytes_with(m, steps, between)
+        self.bytes_with(m, algorithm, between)
     }
 
     /// The same where gate and up are saved by the caller.
-    pub(super) fn bytes_saving(&self, m: usize, steps: Steps) -> usize {
-        self.bytes_with(m, steps, |_| 0)
+    pub(super) fn bytes_saving(&self, m: usize, algorithm: Algorithm) -> usize {
+        self.bytes_with(m, algorithm, |_| 0)
     }
 
-    fn bytes_with(&self, m: usize, steps: Steps, between: impl Fn(Stored) -> usize) -> usize {
+    fn bytes_with(
+        &self,
+        m: usize,
+        algorithm: Algorithm,
+        between: impl Fn(Stored) -> usize,
+    ) -> usize {
         if m == 0 || self.problem.intermediate == 0 {
             return 0;
         }
         let scratch = Lt::scratch_bytes(self.cuda.arch());
-        let to_h = steps.stored().map_or(0, |stored| between(stored).saturating_add(scratch));
-        let down = if steps.down() == Some(Down::CublasLt) { scratch } else { 0 };
+        let to_h = algorithm.stored().map_or(0, |stored| between(stored).saturating_add(scratch));
+        let down = if algorithm.down() == Some(Down::CublasLt) { scratch } else { 0 };
         self.h_bytes(m).saturating_add(to_h.max(down))
     }
 
@@ -179,11 +184,11 @@ impl<K, T: Element> Layer<K, T> {
         self.cuda.reserve_workspace(stream, self.workspace_bytes(m))
     }
 
-    /// The kernels of steps, but for the decode kernel's.
-    fn prepare(&self, steps: Steps, m: usize) -> Result<()> {
+    /// The kernels of an algorithm, but for the decode kernel's.
+    fn prepare(&self, algorithm: Algorithm, m: usize) -> Result<()> {
         let problem = self.problem.with_m(m);
         let act = self.problem.activation;
-        let Steps::ByH(to_h, down) = steps else { return Ok(()) };
+        let Algorithm::ByH(to_h, down) = algorithm else { return Ok(()) };
         match to_h {
             ToH::Gated(kernel) => {
                 // Of dense matrices at whole addresses: lent weights decide which kernel takes them.

@@ -9,7 +9,7 @@ use super::weights::GateUpBuffer;
 use crate::device::cuda::Cuda;
 use crate::device::error::{CudaError, Result};
 use crate::kernels::obstacle::Obstacle;
-use crate::plan::{Candidate, Planner, Steps, expect_candidate};
+use crate::plan::{Algorithm, Candidate, Planner, expect_candidate};
 
 /// What [`GatedLinear`] is a [`Layer`] of.
 #[derive(Debug)]
@@ -49,23 +49,23 @@ impl<T: Element> GatedLinear<T> {
         params: &GatedLinearParams<'_, T>,
         candidate: &Candidate,
     ) -> Result<Self> {
-        let steps = expect_candidate(cuda, candidate, &params.problem(0))?;
-        Self::with_steps(cuda, params, steps)
+        let algorithm = expect_candidate(cuda, candidate, &params.problem(0))?;
+        Self::with_algorithm(cuda, params, algorithm)
     }
 
-    /// The same by steps that compute the problem, or round it otherwise.
-    pub(crate) fn with_steps(
+    /// The same by an algorithm that computes the problem, or rounds it otherwise.
+    pub(crate) fn with_algorithm(
         cuda: &Cuda,
         params: &GatedLinearParams<'_, T>,
-        steps: Steps,
+        algorithm: Algorithm,
     ) -> Result<Self> {
-        let asked = match steps.check(Planner::of(cuda), &params.problem(0)) {
-            Ok(()) => Asked::Steps(steps),
+        let asked = match algorithm.check(Planner::of(cuda), &params.problem(0)) {
+            Ok(()) => Asked::Algorithm(algorithm),
             Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => {
                 Asked::Path(Some(Path::Unfused))
             }
             Err(why) => {
-                let (what, why) = (steps.to_string(), why.to_string());
+                let (what, why) = (algorithm.to_string(), why.to_string());
                 return Err(CudaError::Unsupported { what, why });
             }
         };

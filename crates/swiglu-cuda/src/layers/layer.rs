@@ -24,11 +24,11 @@ use crate::kernels::gated_gemm::Kernel;
 use crate::kernels::tensor_map::addressable;
 use crate::layers::activation::tensor;
 use crate::plan::{
-    ByTokens, Candidate, Choices, Planner, Steps, Why, expect_candidate, unfused_rounding,
+    Algorithm, ByTokens, Candidate, Choices, Planner, Why, expect_candidate, unfused_rounding,
 };
 
 /// A layer over weights in the memory of one [`Cuda`] device: a [`GatedLinear`](crate::GatedLinear) or an
-/// [`Mlp`](crate::Mlp). Each call runs the steps that are expected to be the fastest for its M and round as asked.
+/// [`Mlp`](crate::Mlp). Each call runs the algorithm that is expected to be the fastest for its M and rounds as asked.
 pub struct Layer<K, T> {
     pub(super) cuda: Cuda,
     /// With no tokens.
@@ -36,7 +36,7 @@ pub struct Layer<K, T> {
     pub(super) asked: Asked,
     pub(super) operands: Operands<T>,
     pub(super) lt: Option<Arc<Lt>>,
-    /// What is chosen of all, of the steps to h, and where only a fused kernel will do for h.
+    /// What is chosen of all, of those for h, and where only a fused kernel will do for h.
     pub(super) whole: Arc<Choices>,
     pub(super) stepwise: Arc<Choices>,
     pub(super) fused: Arc<Choices>,
@@ -54,8 +54,8 @@ pub struct Layer<K, T> {
 pub(super) enum Asked {
     /// The fastest, on this path if one is named.
     Path(Option<Path>),
-    /// These steps and no others.
-    Steps(Steps),
+    /// This algorithm and no other.
+    Algorithm(Algorithm),
     /// Few tokens by this design of the decode kernel where it computes them, or, without one, step by step.
     Design(Option<Design>),
 }
@@ -79,7 +79,9 @@ impl<K, T: Element> Layer<K, T> {
                 problem = unfused_rounding(problem);
                 (asked, Some(cuda.lt()?))
             }
-            Asked::Steps(steps) if steps.stored().is_some() => (asked, Some(cuda.lt()?)),
+            Asked::Algorithm(algorithm) if algorithm.stored().is_some() => {
+                (asked, Some(cuda.lt()?))
+            }
             _ if needed => (asked, Some(cuda.lt()?)),
             Asked::Path(None) => match cuda.lt() {
                 Ok(lt) => (asked, Some(lt)),
@@ -200,7 +202,7 @@ impl<K, T: Element> Layer<K, T> {
     pub fn path(&self) -> Option<Path> {
         match self.asked {
             Asked::Path(path) => path,
-            Asked::Steps(steps) => Some(steps.path()),
+            Asked::Algorithm(algorithm) => Some(algorithm.path()),
             Asked::Design(_) => None,
         }
     }
@@ -249,9 +251,9 @@ impl<K, T: Element> Layer<K, T> {
         mut out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
         let m = x.rows();
-        let steps = self.choose(m);
-        match self.run(stream, scratch, steps, x, out.reborrow()) {
-            Err(why) if self.hands_over(steps, &why) => {
+        let algorithm = self.choose(m);
+        match self.run(stream, scratch, algorithm, x, out.reborrow()) {
+            Err(why) if self.hands_over(algorithm, &why) => {
                 self.run(stream, scratch, self.choose_fused(m), x, out)
             }
             done => done,
@@ -272,10 +274,10 @@ impl<K, T: Element> Layer<K, T> {
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
         let problem = self.problem.with_m(x.rows());
-        let steps = expect_candidate(&self.cuda, candidate, &problem)?;
-        let lent = self.operands.lent().map_or(Ok(()), |lent| lent.check(&steps, T::DTYPE));
-        let decode = steps.design().and_then(|design| self.decode_by(design, x.rows()));
-        let by_tma = steps.kernel_of_h().is_some_and(Kernel::needs_tma);
+        let algorithm = expect_candidate(&self.cuda, candidate, &problem)?;
+        let lent = self.operands.lent().map_or(Ok(()), |lent| lent.check(&algorithm, T::DTYPE));
+        let decode = algorithm.design().and_then(|design| self.decode_by(design, x.rows()));
+        let by_tma = algorithm.kernel_of_h().is_some_and(Kernel::needs_tma);
         let why = match (lent, decode) {
             (Err(why), _) => why.to_string(),
             // Another kernel would take its place, and what was verified and timed would be that one's.
@@ -285,10 +287,10 @@ impl<K, T: Element> Layer<K, T> {
             (Ok(()), Some(decode)) if self.problem.quantized.is_none() => {
                 match decode.check_x(tensor(&x), &problem) {
                     Err(why) => why.to_string(),
-                    Ok(()) => return self.run(stream, None, steps, x, out),
+                    Ok(()) => return self.run(stream, None, algorithm, x, out),
                 }
             }
-            _ => return self.run(stream, None, steps, x, out),
+            _ => return self.run(stream, None, algorithm, x, out),
         };
         Err(CudaError::Unsupported { what: candidate.to_string(), why })
     }

@@ -89,7 +89,7 @@ impl<T: Element> HostDense<T> {
     }
 }
 
-/// Steps are checked against the problem before they are enqueued.
+/// An algorithm is checked against the problem before its steps are enqueued.
 fn no_such_weights() -> CudaError {
     let what = "a step of another layer's weights".into();
     CudaError::Unsupported { what, why: "take a candidate of this layer's problem".into() }
@@ -131,7 +131,7 @@ impl<T: Element> Operands<T> {
         })
     }
 
-    /// The problem of the steps from x to h.
+    /// The problem of what computes h.
     pub(super) fn to_h(&self, problem: Problem) -> Problem {
         let mut problem = problem.with_op(Op::GatedLinear);
         if let Operands::Dense(dense) = self {

@@ -16,7 +16,7 @@ use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
 use crate::kernels::gated_gemm::{Call, Kernel};
 use crate::layers::activation::tensor;
-use crate::plan::{Planner, Steps, ToH, best_kernel};
+use crate::plan::{Algorithm, Planner, ToH, best_kernel};
 
 /// Where a call leaves gate and up.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ impl<K, T: Element> Layer<K, T> {
         &self,
         stream: &Stream,
         scratch: Option<&DeviceScratch<'_>>,
-        steps: Steps,
+        algorithm: Algorithm,
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
@@ -47,24 +47,24 @@ impl<K, T: Element> Layer<K, T> {
             return unsafe { fill_rows(stream, T::DTYPE, out, [m, k], bias) };
         }
         if self.problem.quantized.is_some() {
-            return self.run_passes(stream, scratch, steps, x, out);
+            return self.run_passes(stream, scratch, algorithm, x, out);
         }
-        let decode = steps.design().map(|design| self.decode_by(design, m));
+        let decode = algorithm.design().map(|design| self.decode_by(design, m));
         let problem = self.problem.with_m(m);
         let takes = |decode: &Decode| decode.check_x(tensor(&x), &problem).is_ok();
-        let (steps, decode) = match decode.map(|decode| decode.filter(takes)) {
-            None => (steps, None),
-            Some(Some(decode)) => (steps, Some(decode)),
+        let (algorithm, decode) = match decode.map(|decode| decode.filter(takes)) {
+            None => (algorithm, None),
+            Some(Some(decode)) => (algorithm, Some(decode)),
             Some(None) => (self.step_by_step(m), None),
         };
-        let (bytes, io) = (self.bytes_by(m, steps), [tensor(&x), tensor(&out.as_ref())]);
+        let (bytes, io) = (self.bytes_by(m, algorithm), [tensor(&x), tensor(&out.as_ref())]);
         self.cuda.with_workspace(stream, scratch, bytes, |work| {
             // SAFETY: the views span memory of this device; `out` is borrowed mutably, the weights live as long as
-            // `self`, and the workspace has the bytes that these steps use.
+            // `self`, and the workspace has the bytes that the algorithm uses.
             unsafe {
                 match decode {
                     Some(decode) => self.decode(stream, decode, m, io, work),
-                    None => self.enqueue(stream, steps, x, io[1], None, work),
+                    None => self.enqueue(stream, algorithm, x, io[1], None, work),
                 }
             }
         })
@@ -75,13 +75,13 @@ impl<K, T: Element> Layer<K, T> {
         &self,
         stream: &Stream,
         scratch: Option<&DeviceScratch<'_>>,
-        steps: Steps,
+        algorithm: Algorithm,
         x: DeviceMatrixRef<'_, T>,
         out: DeviceMatrixMut<'_, T>,
     ) -> Result<()> {
         let m = x.rows();
         // Others than planned are asked for by tuners: each pass by what was asked for.
-        let asked = steps.design().filter(|_| steps != self.choose(m));
+        let asked = algorithm.design().filter(|_| algorithm != self.choose(m));
         let out = out.as_ref();
         self.cuda.with_workspace(stream, scratch, self.h_bytes(m), |work| {
             let mut first = 0;
@@ -149,13 +149,13 @@ impl<K, T: Element> Layer<K, T> {
     }
 
     /// # Safety
-    /// y is memory of this device for the output, `work` has [`Self::bytes_by`] of the steps, and so are the saved
+    /// y is memory of this device for the output, `work` has [`Self::bytes_by`] of the algorithm, and so are the saved
     /// matrices, which take gate and up; they overlap nothing else that is used before this work is done. Where gate and
     /// up are wanted alone y has room for h if the layer has no down projection, and is not used if it has one.
     pub(super) unsafe fn enqueue(
         &self,
         stream: &Stream,
-        steps: Steps,
+        algorithm: Algorithm,
         x: DeviceMatrixRef<'_, T>,
         y: Tensor,
         saved: Option<Saves>,
@@ -179,9 +179,9 @@ impl<K, T: Element> Layer<K, T> {
                 [behind, up].map(|at| Tensor::new(at, 2 * half))
             })
         };
-        let (to_h, down) = match steps {
-            Steps::ByH(to_h, down) => (to_h, down),
-            Steps::Decode(design) => {
+        let (to_h, down) = match algorithm {
+            Algorithm::ByH(to_h, down) => (to_h, down),
+            Algorithm::Decode(design) => {
                 let why = "it is a whole block, and no step of one".into();
                 return Err(CudaError::Unsupported { what: design.to_string(), why });
             }
@@ -325,7 +325,7 @@ impl<K, T: Element> Layer<K, T> {
         let takes = |kernel: &Kernel| kernel.check_call(&self.cuda, call).is_ok();
         let problem = self.stepwise.problem(call.m);
         let other = match self.asked {
-            Asked::Steps(steps) if steps.kernel_of_h().is_some() => None,
+            Asked::Algorithm(algorithm) if algorithm.kernel_of_h().is_some() => None,
             _ => best_kernel(&self.stepwise.planner, &problem, takes),
         };
         other.ok_or_else(|| CudaError::Unsupported { what: planned.to_string(), why })

@@ -2,13 +2,13 @@
 
 use swiglu_core::Numerics;
 
-use super::Steps;
+use super::Algorithm;
 
-/// One way to compute a problem, and what speaks for or against it.
+/// An algorithm for a problem, and what speaks for or against it.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Candidate {
-    pub(crate) steps: Option<Steps>,
+    pub(crate) algorithm: Option<Algorithm>,
     /// What it computes of a backward pass, for example `dx`; [`None`] where it computes all that the problem asks for.
     pub step: Option<String>,
     /// The kernels with their tiles, for example `sm90_gated_gemm 128x64` or `cublaslt + elementwise`.
@@ -39,7 +39,7 @@ impl Candidate {
     ) -> Self {
         let us = seconds.map(|seconds| seconds * 1e6);
         Self {
-            steps: None,
+            algorithm: None,
             step: step.map(str::to_owned),
             name,
             chosen: why.is_ok(),

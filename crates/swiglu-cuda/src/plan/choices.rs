@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use swiglu_core::{DType, Path, Problem};
 
-use super::{ByTokens, Planner, Steps, Why, choose, of_pass};
+use super::{Algorithm, ByTokens, Planner, Why, choose, of_pass};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::gated_gemm::Kernel;
 use crate::kernels::obstacle::Obstacle;
@@ -24,26 +24,26 @@ pub(crate) struct Lent {
 const TMA_BYTES: usize = 16;
 
 impl Lent {
-    /// Whether steps take the weights as they lie, or why not.
-    pub(crate) fn check(&self, steps: &Steps, dtype: DType) -> Result<(), Obstacle> {
-        if !self.is_whole && (steps.design().is_some() || steps.is_pair()) {
+    /// Whether an algorithm takes the weights as they lie, or why not.
+    pub(crate) fn check(&self, algorithm: &Algorithm, dtype: DType) -> Result<(), Obstacle> {
+        if !self.is_whole && (algorithm.design().is_some() || algorithm.is_pair()) {
             return Err(Obstacle::LentRows);
         }
-        if self.copy_bytes < TMA_BYTES && steps.needs_tma() {
+        if self.copy_bytes < TMA_BYTES && algorithm.needs_tma() {
             return Err(Obstacle::LentAddresses);
         }
-        if self.biased && dtype != DType::F32 && steps.stored() == Some(Stored::Sums) {
+        if self.biased && dtype != DType::F32 && algorithm.stored() == Some(Stored::Sums) {
             return Err(Obstacle::LentBiases(dtype));
         }
         Ok(())
     }
 
-    /// How many times as long steps take as over weights whose rows begin at multiples of 16 bytes. Two bytes at a time,
+    /// How many times as long an algorithm takes as over weights whose rows begin at multiples of 16 bytes. Two bytes at a time,
     /// which pass through registers, were measured on an H100 to take 13 to 62 times as long as the kernels with TMA,
     /// which take about half as long as this one; of 4 and 8 bytes it is the number of copies. cuBLASLt loses less,
     /// 2 to 9 times on an H200 (docs/lent-weights.md), wherever both could be taken.
-    pub(super) fn slower(&self, steps: Steps) -> f64 {
-        match (steps.kernel_of_h(), self.copy_bytes) {
+    pub(super) fn slower(&self, algorithm: Algorithm) -> f64 {
+        match (algorithm.kernel_of_h(), self.copy_bytes) {
             (Some(Kernel::Mma(_)), 8) => 2.0,
             (Some(Kernel::Mma(_)), 4) => 4.0,
             (Some(Kernel::Mma(_)), ..4) => 24.0,
@@ -61,7 +61,7 @@ pub(crate) struct Choices {
     problem: Problem,
     path: Option<Path>,
     lent: Option<Lent>,
-    steps: ByTokens<Steps>,
+    algorithms: ByTokens<Algorithm>,
 }
 
 impl Choices {
@@ -78,8 +78,8 @@ impl Choices {
         let mut all = planner.choices.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().filter_map(Weak::upgrade).find(same);
         known.unwrap_or_else(|| {
-            let (planner, steps) = (planner.clone(), ByTokens::new());
-            let new = Arc::new(Self { planner, problem, path, lent, steps });
+            let (planner, algorithms) = (planner.clone(), ByTokens::new());
+            let new = Arc::new(Self { planner, problem, path, lent, algorithms });
             all.retain(|choices| choices.strong_count() > 0);
             all.push(Arc::downgrade(&new));
             new
@@ -91,13 +91,13 @@ impl Choices {
         of_pass(&self.problem.with_m(m))
     }
 
-    /// The steps for `m` tokens. It allocates nothing after the first of a number of tokens.
-    pub(crate) fn get(&self, m: usize) -> Steps {
-        self.steps.get(m, || self.choose(m).0)
+    /// The algorithm for `m` tokens. It allocates nothing after the first of a number of tokens.
+    pub(crate) fn get(&self, m: usize) -> Algorithm {
+        self.algorithms.get(m, || self.choose(m).0)
     }
 
     /// The same, and why.
-    pub(crate) fn choose(&self, m: usize) -> (Steps, Why) {
+    pub(crate) fn choose(&self, m: usize) -> (Algorithm, Why) {
         choose(&self.planner, &self.problem(m), self.path, self.lent.as_ref())
     }
 }
@@ -139,11 +139,11 @@ mod tests {
             Problem::new(Op::GatedLinear, 512, 4096, 14336, DType::Bf16, Activation::SWIGLU);
         for (copy_bytes, biased) in [(16, false), (8, false), (2, false), (2, true), (16, true)] {
             let lent = Lent { copy_bytes, is_whole: true, biased };
-            let (steps, _) = choose(planner, &problem, None, Some(&lent));
-            assert_eq!(lent.check(&steps, DType::Bf16), Ok(()), "{lent:?}");
-            assert!(copy_bytes == 16 || !steps.needs_tma(), "{steps}");
+            let (algorithm, _) = choose(planner, &problem, None, Some(&lent));
+            assert_eq!(lent.check(&algorithm, DType::Bf16), Ok(()), "{lent:?}");
+            assert!(copy_bytes == 16 || !algorithm.needs_tma(), "{algorithm}");
             let unfused = copy_bytes < 16 && !biased;
-            assert_eq!(steps.path() == Path::Unfused, unfused, "{lent:?}: {steps}");
+            assert_eq!(algorithm.path() == Path::Unfused, unfused, "{lent:?}: {algorithm}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What a way of computing a layer is expected to cost, from the numbers alone.
+//! What an algorithm is expected to cost, from the numbers alone.
 //!
 //! The model is a roofline per wave of tiles. The blocks that run together each multiply a tile: as
 //! long as the tensor cores need for it, or as its operands need from L2, and
-//! then, unless another tile is multiplied meanwhile, as long as the activation takes. No way is
+//! then, unless another tile is multiplied meanwhile, as long as the activation takes. No algorithm is
 //! faster than memory gives the weights and the input. Every constant has a name and a source; how those that were fitted
 //! describe the H200 that they were fitted on: docs/kernels/cost-model.md. Only the order of the results decides.
 

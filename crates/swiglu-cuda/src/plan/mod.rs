@@ -1,5 +1,6 @@
-//! Which steps compute a problem, each by which algorithm: from the numbers alone.
+//! Which algorithm computes a problem, from the numbers alone.
 
+mod algorithm;
 mod by_tokens;
 pub(crate) mod calibration;
 mod candidate;
@@ -7,17 +8,16 @@ mod choices;
 mod cost;
 mod machine;
 mod planner;
-mod steps;
 mod target;
 mod training;
 pub mod tuning;
 
+pub(crate) use algorithm::{Algorithm, ToH};
 pub(crate) use by_tokens::ByTokens;
 pub use candidate::Candidate;
 pub(crate) use choices::{Choices, Lent};
 pub use planner::CudaOptions;
 pub(crate) use planner::Planner;
-pub(crate) use steps::{Steps, ToH};
 pub use target::{Target, Ways};
 pub(crate) use training::{differentiated, up_again};
 
@@ -51,57 +51,57 @@ pub(crate) enum Why {
 /// Times whose quotient is less than this count as the same.
 const SAME: f64 = 1.004;
 
-/// The first steps of those that take as long as the fastest: so noise does not change the choice from one number of tokens
+/// The first algorithm of those that take as long as the fastest: so noise does not change the choice from one number of tokens
 /// to the next, each with kernels to compile.
-fn least(op: Op, cost: impl Fn(Steps) -> Option<f64>) -> Option<Steps> {
-    // Estimates take longer than all the rest; there are fewer ways than this.
+fn least(op: Op, cost: impl Fn(Algorithm) -> Option<f64>) -> Option<Algorithm> {
+    // Estimates take longer than all the rest; there are fewer algorithms than this.
     let mut all = [f64::INFINITY; 128];
-    for (steps, seconds) in Steps::all(op).zip(&mut all) {
-        *seconds = cost(steps).unwrap_or(f64::INFINITY);
+    for (algorithm, seconds) in Algorithm::all(op).zip(&mut all) {
+        *seconds = cost(algorithm).unwrap_or(f64::INFINITY);
     }
     let fastest = all.into_iter().fold(f64::INFINITY, f64::min);
-    let mut costs = Steps::all(op).zip(all);
+    let mut costs = Algorithm::all(op).zip(all);
     costs
         .find(|(_, seconds)| seconds.is_finite() && *seconds <= fastest * SAME)
-        .map(|(steps, _)| steps)
+        .map(|(algorithm, _)| algorithm)
 }
 
-/// What a layer runs for `problem`, by weights that may be lent: on the path asked for, else by the fastest steps that round as
+/// What a layer runs for `problem`, by weights that may be lent: on the path asked for, else by the fastest algorithm that rounds as
 /// asked. The unfused path that is asked for keeps elements. It allocates nothing.
 pub(crate) fn choose(
     planner: &Planner,
     problem: &Problem,
     path: Option<Path>,
     lent: Option<&Lent>,
-) -> (Steps, Why) {
-    let unfused = Steps::unfused(Stored::Elements).of(problem.op);
+) -> (Algorithm, Why) {
+    let unfused = Algorithm::unfused(Stored::Elements).of(problem.op);
     // Without input features there is nothing for cuBLASLt to multiply.
     if path == Some(Path::Unfused) && problem.hidden > 0 {
         return (unfused, Why::AskedFor);
     }
-    let admitted = |steps: &Steps| {
-        let asked = path.is_none() || steps.path() == Path::Fused;
-        let taken = || lent.is_none_or(|lent| lent.check(steps, problem.dtype).is_ok());
-        asked && taken() && steps.check(planner, problem).is_ok()
+    let admitted = |algorithm: &Algorithm| {
+        let asked = path.is_none() || algorithm.path() == Path::Fused;
+        let taken = || lent.is_none_or(|lent| lent.check(algorithm, problem.dtype).is_ok());
+        asked && taken() && algorithm.check(planner, problem).is_ok()
     };
-    let slower = |steps| lent.map_or(1.0, |lent| lent.slower(steps));
+    let slower = |algorithm| lent.map_or(1.0, |lent| lent.slower(algorithm));
     let model = planner.model();
     if let Some((origin, near)) = planner.tuning().near(problem, model.tf32) {
-        let corrected = |steps: Steps| {
-            let seconds = near.seconds(steps, problem, model).filter(|_| admitted(&steps));
-            Some(seconds? * slower(steps))
+        let corrected = |algorithm: Algorithm| {
+            let seconds = near.seconds(algorithm, problem, model).filter(|_| admitted(&algorithm));
+            Some(seconds? * slower(algorithm))
         };
-        if let Some(steps) = least(problem.op, corrected) {
+        if let Some(algorithm) = least(problem.op, corrected) {
             let here = near.exact(problem).is_some() && origin != Origin::Like;
-            return (steps, if here { Why::Fastest(origin) } else { Why::Near(origin) });
+            return (algorithm, if here { Why::Fastest(origin) } else { Why::Near(origin) });
         }
     }
-    let expected = |steps: Steps| {
-        let known = !steps.waits_for_tuning(problem) && admitted(&steps);
-        known.then(|| steps.seconds(model, problem) * slower(steps))
+    let expected = |algorithm: Algorithm| {
+        let known = !algorithm.waits_for_tuning(problem) && admitted(&algorithm);
+        known.then(|| algorithm.seconds(model, problem) * slower(algorithm))
     };
     match least(problem.op, expected) {
-        Some(steps) => (steps, Why::LowestCost),
+        Some(algorithm) => (algorithm, Why::LowestCost),
         // A fused kernel exists for every problem: see the tests of `gated_gemm`.
         None => (unfused, Why::NoFusedKernel),
     }
@@ -113,30 +113,36 @@ pub(crate) fn best_kernel(
     problem: &Problem,
     takes: impl Fn(&Kernel) -> bool,
 ) -> Option<Kernel> {
-    let steps = |kernel: &Kernel| Steps::gated(*kernel);
-    let computes = |kernel: &Kernel| steps(kernel).check(planner, problem).is_ok() && takes(kernel);
-    let seconds = |kernel: &Kernel| steps(kernel).seconds(planner.model(), problem);
+    let algorithm = |kernel: &Kernel| Algorithm::gated(*kernel);
+    let computes =
+        |kernel: &Kernel| algorithm(kernel).check(planner, problem).is_ok() && takes(kernel);
+    let seconds = |kernel: &Kernel| algorithm(kernel).seconds(planner.model(), problem);
     Kernel::all().filter(computes).min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
 }
 
-/// Refuses steps that do not compute a problem; those that round otherwise do.
+/// Refuses an algorithm that does not compute a problem; one that rounds otherwise does.
 pub(crate) fn expect_candidate(
     cuda: &Cuda,
     candidate: &Candidate,
     problem: &Problem,
-) -> crate::device::error::Result<Steps> {
+) -> crate::device::error::Result<Algorithm> {
     let refused = |why: String| CudaError::Unsupported { what: candidate.to_string(), why };
-    let steps = candidate.steps.ok_or_else(|| refused("it is of no layer".into()))?;
-    match steps.check(Planner::of(cuda), problem) {
-        Ok(()) | Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => Ok(steps),
+    let algorithm = candidate.algorithm.ok_or_else(|| refused("it is of no layer".into()))?;
+    match algorithm.check(Planner::of(cuda), problem) {
+        Ok(()) | Err(Obstacle::RoundsBetween(_) | Obstacle::RoundsBias(_)) => Ok(algorithm),
         Err(why) => Err(refused(why.to_string())),
     }
 }
 
 /// The reason for people.
-pub(crate) fn explain(steps: Steps, why: Why, problem: &Problem, planner: &Planner) -> String {
+pub(crate) fn explain(
+    algorithm: Algorithm,
+    why: Why,
+    problem: &Problem,
+    planner: &Planner,
+) -> String {
     let model = planner.model();
-    let said = match (why, steps.kernel_of_h(), steps.stored()) {
+    let said = match (why, algorithm.kernel_of_h(), algorithm.stored()) {
         (Why::AskedFor, _, Some(_)) => "asked for: linear maps, then the activation",
         (Why::AskedFor, ..) => "asked for",
         (Why::Fastest(Origin::Shipped), ..) => "the fastest, measured and shipped",
@@ -174,7 +180,7 @@ pub(crate) fn explain(steps: Steps, why: Why, problem: &Problem, planner: &Plann
     said.into()
 }
 
-/// The steps from x to h of a problem with packed weights.
+/// What computes h of a problem with packed weights.
 fn of_h(problem: &Problem) -> Problem {
     let mut of_h = problem.with_op(Op::GatedLinear);
     of_h.layout.orientation = weights_lie(problem);
@@ -239,14 +245,19 @@ impl Cuda {
             return self.backward_plan(problem, path);
         }
         let pass = of_pass(&problem);
-        let (steps, why) = self.chosen(&pass, path);
-        let reason = explain(steps, why, &pass, Planner::of(self));
-        self.plan_of(problem, steps, reason)
+        let (algorithm, why) = self.chosen(&pass, path);
+        let reason = explain(algorithm, why, &pass, Planner::of(self));
+        self.plan_of(problem, algorithm, reason)
     }
 
-    /// The plan that follows from the choice of steps, for a reason.
-    pub(crate) fn plan_of(&self, problem: Problem, steps: Steps, mut reason: String) -> Plan {
-        let mut parameters = steps.parameters(self, &of_pass(&problem));
+    /// The plan that follows from the choice of an algorithm, for a reason.
+    pub(crate) fn plan_of(
+        &self,
+        problem: Problem,
+        algorithm: Algorithm,
+        mut reason: String,
+    ) -> Plan {
+        let mut parameters = algorithm.parameters(self, &of_pass(&problem));
         if problem.quantized.is_some() {
             let passes = problem.m.div_ceil(MOST_TOKENS);
             parameters.push(("passes", passes));
@@ -257,15 +268,15 @@ impl Cuda {
                 );
             }
         }
-        let rounds = steps.stored() == Some(Stored::Elements);
+        let rounds = algorithm.stored() == Some(Stored::Elements);
         let problem = if rounds { unfused_rounding(problem) } else { problem };
         let parameters = parameters.into_iter().map(|(name, value)| (name.to_owned(), value));
-        Plan::new(problem, BACKEND, steps.kernels(), steps.path())
+        Plan::new(problem, BACKEND, algorithm.kernels(), algorithm.path())
             .with_parameters(parameters.collect())
             .with_reason(reason)
     }
 
-    /// Every way to compute a problem, with what speaks for or against it; tuners try one after the other
+    /// Every algorithm for a problem, with what speaks for or against it; tuners try one after the other
     /// ([`crate::GatedLinear::forward_by`], [`crate::Mlp::forward_by`]). Of a backward pass every step, with the algorithms
     /// for it, for all gradients.
     pub fn candidates(&self, problem: &Problem, path: Option<Path>) -> Vec<Candidate> {
@@ -281,11 +292,13 @@ impl Cuda {
             return self.backward_candidates(problem, path);
         }
         let chosen = self.chosen(&of_pass(problem), path);
-        Steps::all(problem.op).map(|steps| self.candidate(steps, problem, chosen)).collect()
+        Algorithm::all(problem.op)
+            .map(|algorithm| self.candidate(algorithm, problem, chosen))
+            .collect()
     }
 
-    /// The steps of a forward pass, which may have to store gate and up.
-    fn chosen(&self, problem: &Problem, path: Option<Path>) -> (Steps, Why) {
+    /// The algorithm for a forward pass, which may have to store gate and up.
+    fn chosen(&self, problem: &Problem, path: Option<Path>) -> (Algorithm, Why) {
         match problem.pass {
             Pass::Saving => training::choose_saving(Planner::of(self), problem, path),
             _ => choose(Planner::of(self), problem, path, None),
@@ -293,13 +306,18 @@ impl Cuda {
     }
 
     /// One of them, beside what was chosen and why.
-    fn candidate(&self, steps: Steps, problem: &Problem, chosen: (Steps, Why)) -> Candidate {
+    fn candidate(
+        &self,
+        algorithm: Algorithm,
+        problem: &Problem,
+        chosen: (Algorithm, Why),
+    ) -> Candidate {
         let passes = problem.quantized.map_or(1, |_| problem.m.div_ceil(MOST_TOKENS));
         let problem = &of_pass(problem);
         let planner = Planner::of(self);
-        let mut check = steps.check(planner, problem);
+        let mut check = algorithm.check(planner, problem);
         if problem.pass == Pass::Saving {
-            check = check.and_then(|()| steps.check_saving());
+            check = check.and_then(|()| algorithm.check_saving());
         }
         let numerics = match check {
             Ok(()) => Some(problem.numerics),
@@ -312,23 +330,24 @@ impl Cuda {
         // On another device it took another time.
         let here = near.filter(|(origin, _)| *origin != Origin::Like);
         let exact = here.and_then(|(_, near)| near.exact(problem));
-        let measured = |steps: Steps| Some(exact?.time(steps)?.us);
-        let corrected = |steps: Steps| near?.1.seconds(steps, problem, model);
-        let expects =
-            |steps: Steps| corrected(steps).unwrap_or_else(|| steps.seconds(model, problem));
-        let measured_us = measured(steps);
+        let measured = |algorithm: Algorithm| Some(exact?.time(algorithm)?.us);
+        let corrected = |algorithm: Algorithm| near?.1.seconds(algorithm, problem, model);
+        let expects = |algorithm: Algorithm| {
+            corrected(algorithm).unwrap_or_else(|| algorithm.seconds(model, problem))
+        };
+        let measured_us = measured(algorithm);
         let ratio = measured_us.zip(measured(chosen.0)).map(|(us, fastest)| us / fastest);
         // With measurements near that decide, what was not measured is not taken.
         let waits = match (near, chosen.1) {
-            (Some(_), Why::Near(_) | Why::Fastest(_)) => corrected(steps).is_none(),
-            _ => steps.waits_for_tuning(problem),
+            (Some(_), Why::Near(_) | Why::Fastest(_)) => corrected(algorithm).is_none(),
+            _ => algorithm.waits_for_tuning(problem),
         };
         let reason = match (&check, ratio) {
-            _ if steps == chosen.0 => explain(steps, chosen.1, problem, planner),
+            _ if algorithm == chosen.0 => explain(algorithm, chosen.1, problem, planner),
             (Err(obstacle), _) => obstacle.to_string(),
             (Ok(()), Some(ratio)) => format!("{ratio:.2} times as long measured"),
             (Ok(()), None) => {
-                let ratio = expects(steps) / expects(chosen.0);
+                let ratio = expects(algorithm) / expects(chosen.0);
                 let only = "; taken only once `swiglu tune` has measured it";
                 let only = if waits { only } else { "" };
                 format!("{ratio:.2} times as long expected{only}")
@@ -336,14 +355,14 @@ impl Cuda {
         };
         let us = |seconds: f64| seconds * 1e6 * passes as f64;
         Candidate {
-            steps: Some(steps),
-            chosen: steps == chosen.0,
+            algorithm: Some(algorithm),
+            chosen: algorithm == chosen.0,
             numerics,
             refusal: check.err().map(|obstacle| obstacle.to_string()),
-            predicted_us: numerics.map(|_| us(steps.seconds(model, problem))),
-            expected_us: numerics.map(|_| us(expects(steps))),
+            predicted_us: numerics.map(|_| us(algorithm.seconds(model, problem))),
+            expected_us: numerics.map(|_| us(expects(algorithm))),
             measured_us,
-            ..Candidate::new(None, steps.to_string(), None, Ok(reason))
+            ..Candidate::new(None, algorithm.to_string(), None, Ok(reason))
         }
     }
 }

@@ -6,7 +6,7 @@ use swiglu_core::{Path, Problem};
 
 use super::planner::Subject;
 use super::tuning::{self, Record};
-use super::{Planner, Steps, best_kernel, choose, decoded_because, of_h, of_pass};
+use super::{Algorithm, Planner, best_kernel, choose, decoded_because, of_h, of_pass};
 use crate::device::arch::Arch;
 use crate::device::facts::DeviceFacts;
 use crate::device::jit::Variant;
@@ -20,7 +20,7 @@ pub struct Target {
     planners: Vec<Planner>,
 }
 
-/// Which of the ways to compute a layer.
+/// Which of the algorithms for a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ways {
     /// What plans choose by the shipped records and the cost model, and what a call falls back to.
@@ -96,27 +96,27 @@ fn of_problem(planner: &Planner, problem: &Problem, ways: Ways) -> Vec<NamedVari
     let all = match ways {
         Ways::Planned => planned(planner, problem),
         Ways::Every => {
-            let computes = |steps: &Steps| steps.check(planner, problem).is_ok();
-            Steps::all(problem.op).filter(computes).collect()
+            let computes = |algorithm: &Algorithm| algorithm.check(planner, problem).is_ok();
+            Algorithm::all(problem.op).filter(computes).collect()
         }
     };
     let mut kernels = Vec::new();
-    for steps in all {
-        kernels.extend(steps.needed(planner, problem));
+    for algorithm in all {
+        kernels.extend(algorithm.needed(planner, problem));
         // What takes the rows of x where the kernel that was chosen does not.
         let takes = |kernel: &Kernel| kernel.takes_rows_of(problem);
-        if steps.kernel_of_h().is_some_and(|kernel| !takes(&kernel))
+        if algorithm.kernel_of_h().is_some_and(|kernel| !takes(&kernel))
             && let Some(other) = best_kernel(planner, &of_h(problem), takes)
         {
-            kernels.extend(Steps::gated(other).needed(planner, problem));
+            kernels.extend(Algorithm::gated(other).needed(planner, problem));
         }
     }
     kernels
 }
 
-/// The steps that a layer prepares for a number of tokens ([`crate::Layer::reserve`]): those that are chosen; a fused kernel,
+/// The algorithms that a layer prepares for a number of tokens ([`crate::Layer::reserve`]): the one that is chosen; a fused kernel,
 /// which takes what cuBLASLt does not; step by step, for an x that a decode kernel does not take.
-fn planned(planner: &Planner, problem: &Problem) -> Vec<Steps> {
+fn planned(planner: &Planner, problem: &Problem) -> Vec<Algorithm> {
     let chosen = choose(planner, problem, None, None).0;
     let by_steps = |path| choose(planner, &of_h(problem), path, None).0.of(problem.op);
     let fused = chosen.stored().map(|_| by_steps(Some(Path::Fused)));

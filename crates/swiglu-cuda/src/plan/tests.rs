@@ -13,8 +13,8 @@ fn problem(dtype: DType, rounding: Rounding, bias: bool) -> Problem {
         .with_bias(bias)
 }
 
-const ELEMENTS: Steps = Steps::unfused(Stored::Elements);
-const SUMS: Steps = Steps::unfused(Stored::Sums);
+const ELEMENTS: Algorithm = Algorithm::unfused(Stored::Elements);
+const SUMS: Algorithm = Algorithm::unfused(Stored::Sums);
 
 /// Every number of tokens is computed by kernels of one instruction whose sums are in one sequence.
 #[test]
@@ -25,15 +25,15 @@ fn batch_invariant_layers_have_one_order_of_sums() {
         let tma = |m| {
             let numerics = Numerics::default_for(dtype).with_batch_invariance();
             let layer = Problem::new(Op::Mlp, m, hidden, 4864, dtype, Activation::SWIGLU);
-            let (steps, why) = choose(planner, &layer.with_numerics(numerics), None, None);
+            let (algorithm, why) = choose(planner, &layer.with_numerics(numerics), None, None);
             assert_ne!(why, Why::NoFusedKernel, "{layer}");
             assert_eq!(
-                (steps.design(), steps.down()),
+                (algorithm.design(), algorithm.down()),
                 (None, Some(Down::CublasLt)),
-                "{layer}: {steps}"
+                "{layer}: {algorithm}"
             );
-            let kernel = steps.kernel_of_h().unwrap();
-            assert!(kernel.sums_in_order_of_k(layer.bias), "{layer}: {steps}");
+            let kernel = algorithm.kernel_of_h().unwrap();
+            assert!(kernel.sums_in_order_of_k(layer.bias), "{layer}: {algorithm}");
             kernel.needs_tma()
         };
         let first = tma(1);

@@ -3,9 +3,9 @@
 
 use swiglu_core::{DType, Op, Orientation, Pass, Path, Plan, Problem, SavePolicy};
 
+use super::algorithm::product;
 use super::cost::backward as cost;
-use super::steps::product;
-use super::{BACKEND, Candidate, Planner, Steps, Why, choose, of_h};
+use super::{Algorithm, BACKEND, Candidate, Planner, Why, choose, of_h};
 use crate::device::cuda::Cuda;
 use crate::kernels::dgated_gemm::{Call, Kernel};
 use crate::kernels::elementwise::Stored;
@@ -77,24 +77,24 @@ pub(crate) fn differentiated(
     differentiating(planner, problem).into_iter().find(taken)
 }
 
-/// The forward pass of a problem with packed weights that stores gate and up: by steps to h, which a block leaves by cuBLASLt,
+/// The forward pass of a problem with packed weights that stores gate and up: by an algorithm for h, behind which a block goes on with cuBLASLt,
 /// and by a fused kernel where those do not store them.
 pub(super) fn choose_saving(
     planner: &Planner,
     problem: &Problem,
     path: Option<Path>,
-) -> (Steps, Why) {
+) -> (Algorithm, Why) {
     let chosen = |path| choose(planner, &of_h(problem), path, None);
-    let (mut steps, mut why) = chosen(path);
-    if steps.check_saving().is_err() {
-        (steps, why) = chosen(Some(Path::Fused));
+    let (mut algorithm, mut why) = chosen(path);
+    if algorithm.check_saving().is_err() {
+        (algorithm, why) = chosen(Some(Path::Fused));
     }
-    (steps.of(problem.op), why)
+    (algorithm.of(problem.op), why)
 }
 
-/// What the product that computes an up again is stored as, so that it is rounded as the forward pass by these steps rounded
+/// What the product that computes an up again is stored as, so that it is rounded as the forward pass by this algorithm rounded
 /// it: cuBLASLt adds a bias to elements as an element, which only the unfused path does.
-pub(crate) fn up_again(saving: Steps, has_biases_of_sums: bool) -> Stored {
+pub(crate) fn up_again(saving: Algorithm, has_biases_of_sums: bool) -> Stored {
     match saving.stored() {
         None if has_biases_of_sums => Stored::Sums,
         _ => Stored::Elements,
@@ -118,8 +118,8 @@ impl Cuda {
 
     /// [`up_again`] for packed weights.
     pub(crate) fn up_again(&self, problem: &Problem, path: Option<Path>) -> Stored {
-        let (steps, _) = choose_saving(Planner::of(self), problem, path);
-        up_again(steps, problem.bias && problem.dtype != DType::F32)
+        let (algorithm, _) = choose_saving(Planner::of(self), problem, path);
+        up_again(algorithm, problem.bias && problem.dtype != DType::F32)
     }
 
     /// The backward pass of a problem with packed weights.

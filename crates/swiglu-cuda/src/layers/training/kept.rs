@@ -59,7 +59,7 @@ pub(super) struct Kept {
 impl<K, T: Element> Layer<K, T> {
     /// What the product that computes up again is stored as.
     pub(super) fn up_again(&self, m: usize, dense: &Dense<T>) -> Stored {
-        up_again(self.saving_steps(m), dense.gate_up.has_biases_of_sums())
+        up_again(self.saving_algorithm(m), dense.gate_up.has_biases_of_sums())
     }
 }
 

@@ -13,7 +13,7 @@ use crate::layers::activation::tensor;
 use crate::layers::layer::Layer;
 use crate::layers::run::Saves;
 use crate::layers::weights::padded;
-use crate::plan::Steps;
+use crate::plan::Algorithm;
 
 impl<K, T: Element> Layer<K, T> {
     /// As [`Self::forward`], and writes the pre-activations x·Wg + bg and x·Wu + bu, each `[M, H]`,
@@ -83,28 +83,28 @@ impl<K, T: Element> Layer<K, T> {
         let (kept, out) = (kept.tensors(), out.map(|out| tensor(&out.as_ref())));
         let beside = if kept.up.is_none() { self.up_bytes(m) } else { 0 };
         let h = if out.is_none() { self.unwanted_h_bytes(m) } else { 0 };
-        let by = |steps: Steps| {
-            let steps_use = self.bytes_saving(m, steps);
+        let by = |algorithm: Algorithm| {
+            let steps_use = self.bytes_saving(m, algorithm);
             self.cuda.with_workspace(stream, scratch, steps_use + beside + h, |work| {
                 let behind = |bytes: usize| Tensor::new(work.ptr + bytes as u64, self.up_stride());
                 let at = [kept.gate, kept.up.unwrap_or(behind(steps_use))];
                 let saved = Some(Saves { at, alone: out.is_none() });
                 let y = out.unwrap_or(behind(steps_use + beside));
                 // SAFETY: the views span memory of this device; all but x were borrowed mutably by the caller; the weights
-                // live as long as `self`, and the workspace has what the steps use, behind it an up that is not kept, and
+                // live as long as `self`, and the workspace has what the algorithm uses, behind it an up that is not kept, and
                 // an h that is nobody's.
-                unsafe { self.enqueue(stream, steps, x, y, saved, work) }
+                unsafe { self.enqueue(stream, algorithm, x, y, saved, work) }
             })
         };
-        let chosen = self.saving_steps(m);
+        let chosen = self.saving_algorithm(m);
         match by(chosen) {
             Err(why) if self.hands_over(chosen, &why) => by(self.choose_fused(m)),
             done => done,
         }
     }
 
-    /// The steps that save `m` tokens, as plans choose them.
-    pub(super) fn saving_steps(&self, m: usize) -> Steps {
+    /// The algorithm that saves `m` tokens, as plans choose it.
+    pub(super) fn saving_algorithm(&self, m: usize) -> Algorithm {
         let block = self.problem.op == Op::Mlp;
         let chosen = if block { self.step_by_step(m) } else { self.choose(m) };
         if chosen.check_saving().is_ok() { chosen } else { self.choose_fused(m) }
@@ -134,7 +134,7 @@ impl<K, T: Element> Layer<K, T> {
             SavePolicy::SaveGate => (0, self.up_bytes(m)),
             _ => (self.workspace_bytes(m), self.unwanted_h_bytes(m)),
         };
-        let chosen = self.saving_steps(m);
+        let chosen = self.saving_algorithm(m);
         let fused = if self.may_hand_over(chosen) { self.choose_fused(m) } else { chosen };
         let saving = self.bytes_saving(m, chosen).max(self.bytes_saving(m, fused));
         least.max(saving.saturating_add(beside))

@@ -223,8 +223,8 @@ mod tests {
         if policy != SavePolicy::Recompute {
             return of_backward;
         }
-        let steps = layer.saving_steps(m);
-        let before = layer.bytes_saving(m, steps) + layer.unwanted_h_bytes(m);
+        let algorithm = layer.saving_algorithm(m);
+        let before = layer.bytes_saving(m, algorithm) + layer.unwanted_h_bytes(m);
         of_backward.max(before) + 2 * 2 * m * padded::<bf16>(layer.intermediate())
     }
 
@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    /// Plans of both passes are of what layers do: of the steps that store gate and up, and of the memory that a backward pass
+    /// Plans of both passes are of what layers do: of the algorithm that stores gate and up, and of the memory that a backward pass
     /// takes.
     #[test]
     fn plans_of_a_training_step_are_of_what_layers_do() {
@@ -272,15 +272,19 @@ mod tests {
                     ),
                 };
                 let (mlp, linear) = (mlp.unwrap(), linear.unwrap());
-                for (problem, steps) in [
-                    (block.problem(m), mlp.saving_steps(m)),
-                    (gated.problem(m), linear.saving_steps(m)),
+                for (problem, algorithm) in [
+                    (block.problem(m), mlp.saving_algorithm(m)),
+                    (gated.problem(m), linear.saving_algorithm(m)),
                 ] {
                     let plan = cuda.plan(problem.with_pass(Pass::Saving), path).unwrap();
-                    assert_eq!(plan.kernel, steps.kernels(), "{problem} {path:?}");
+                    assert_eq!(plan.kernel, algorithm.kernels(), "{problem} {path:?}");
                     let candidates = cuda.candidates(&problem.with_pass(Pass::Saving), path);
                     let chosen: Vec<_> = candidates.iter().filter(|c| c.chosen).collect();
-                    assert_eq!((chosen.len(), chosen[0].steps), (1, Some(steps)), "{problem}");
+                    assert_eq!(
+                        (chosen.len(), chosen[0].algorithm),
+                        (1, Some(algorithm)),
+                        "{problem}"
+                    );
                 }
                 for policy in SavePolicy::ALL {
                     let said = |problem| cuda.backward_scratch_bytes(&problem, policy, path);

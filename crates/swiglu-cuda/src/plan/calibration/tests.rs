@@ -245,7 +245,7 @@ fn the_fastest_that_was_measured_stays_the_fastest() {
 /// As plans name it.
 const KERNEL: &str = "mma_gated_gemm";
 
-/// Whose steps follow the time of a launch.
+/// Whose algorithm follows the time of a launch.
 fn of_launches(cuda: &Cuda, faster: &Cuda) -> Problem {
     let all = plans(cuda).into_iter().zip(plans(faster)).enumerate();
     let (at, _) = all.into_iter().find(|(_, (a, b))| a != b).unwrap();

@@ -93,12 +93,12 @@ fn few_tokens_cost_what_they_were_measured_at() {
                 let made = Decode::check_problem(design, &p, &model.limits).unwrap();
                 super::decode(&made, &p, &model)
             };
-            let steps = hopper_kernels()
+            let algorithm = hopper_kernels()
                 .filter(|kernel| kernel.cluster() == 1)
                 .map(|kernel| fused(kernel, &p, &machine) + down(&p, &model))
                 .fold(f64::INFINITY, f64::min);
             let designs = [Design::BulkOneLaunch, Design::BulkOneLaunchWide];
-            let expected = [bulk(designs[0]), bulk(designs[1]), steps];
+            let expected = [bulk(designs[0]), bulk(designs[1]), algorithm];
             let expected = expected.map(|seconds| seconds * 1e6);
             let measured = measured.map(|of| of[i]);
             for (expected, measured) in expected.into_iter().zip(measured) {

@@ -6,7 +6,7 @@
 //! this one, is not used, with its reason. The record counts that has what is nearest to
 //! a problem; of several, in this order: of this device by the user, shipped with this
 //! program, of earlier device code, and of another device with as many SMs of the same architecture. What it has corrects the
-//! cost model (`table.rs`); steps that were not measured there are not taken. Without any, the model
+//! cost model (`table.rs`); algorithms that were not measured there are not taken. Without any, the model
 //! alone decides. Nothing about a record is an error of a computation; [`crate::Cuda::tuning_notes`] says what was found.
 
 mod record;

@@ -1,4 +1,4 @@
-//! What was measured on a device: every way of computing a problem, also those that were refused.
+//! What was measured on a device: every algorithm for a problem, also those that were refused.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::device::facts::DeviceFacts;
 use crate::device::files;
 use crate::device::jit::{KernelFile, sources_of};
 use crate::kernels::{elementwise, gated_gemm};
-use crate::plan::Steps;
+use crate::plan::Algorithm;
 use crate::plan::machine::Rates;
 
 /// The version of the format. Records of another are refused.
@@ -49,7 +49,7 @@ pub struct Subject {
     pub sm_count: u32,
     /// A hash of the device files.
     pub source: String,
-    /// A hash of the names of all ways there were to try.
+    /// A hash of the names of all algorithms there were to try.
     pub space: String,
 }
 
@@ -61,23 +61,23 @@ pub struct Entry {
     pub problem: Problem,
     /// Whether f32 products rounded their inputs to TF32.
     pub tf32: bool,
-    /// Every way there is; of some shipped records without those that do not compute it.
+    /// Every algorithm there is; of some shipped records without those that do not compute it.
     pub trials: Vec<Trial>,
 }
 
-/// One way of computing the problem.
+/// One algorithm for the problem.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
     /// Its name, for example `sm90_gated_gemm 128x64`.
     pub way: String,
-    /// Microseconds that the cost model expected, where this way computes the problem.
+    /// Microseconds that the cost model expected, where it computes the problem.
     pub predicted_us: Option<f64>,
     /// What came of it.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came of trying a way.
+/// What came of trying an algorithm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
@@ -121,7 +121,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The median time in microseconds of a way whose result was right.
+    /// The median time in microseconds of an algorithm whose result was right.
     pub fn median_us(&self) -> Option<f64> {
         match self {
             Outcome::Measured { median_us, .. } | Outcome::Compared { median_us, .. } => {
@@ -164,8 +164,8 @@ pub enum Refusal {
 impl Subject {
     /// What this program would measure on a device.
     pub fn here(facts: &DeviceFacts, arch: Arch) -> Self {
-        // A block has every way that there is.
-        let ways: String = Steps::all(Op::Mlp).map(|way| format!("{way}\n")).collect();
+        // A block has every algorithm that there is.
+        let ways: String = Algorithm::all(Op::Mlp).map(|way| format!("{way}\n")).collect();
         Self {
             device: facts.name.clone(),
             arch,
@@ -286,7 +286,7 @@ impl Record {
 }
 
 impl Entry {
-    /// What came of every way. Times are rounded to nanoseconds.
+    /// What came of every algorithm. Times are rounded to nanoseconds.
     pub fn new(problem: Problem, tf32: bool, mut trials: Vec<Trial>) -> Self {
         trials.iter_mut().for_each(Trial::round);
         Self { problem, tf32, trials }

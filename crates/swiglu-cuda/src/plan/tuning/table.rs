@@ -12,10 +12,10 @@ use super::record::Record;
 use crate::kernels::decode_mlp::MOST_TOKENS;
 use crate::kernels::weights::weights_lie;
 use crate::plan::machine::Model;
-use crate::plan::{Steps, cost};
+use crate::plan::{Algorithm, cost};
 
-/// What decides the time of steps besides M, K and H. The activation, the rounding and biases change their end,
-/// which is a small part of it; whether steps may be taken at all is asked for each problem.
+/// What decides the time of an algorithm besides M, K and H. The activation, the rounding and biases change their end,
+/// which is a small part of it; whether it may be taken at all is asked for each problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Kind {
     op: Op,
@@ -39,7 +39,7 @@ impl Kind {
     }
 }
 
-/// The steps whose results were right, for one number of tokens.
+/// The algorithms whose results were right, for one number of tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tuned {
     /// M.
@@ -48,18 +48,18 @@ pub(crate) struct Tuned {
     pub(crate) times: Vec<Time>,
 }
 
-/// What some steps took.
+/// What an algorithm took.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Time {
-    pub(crate) steps: Steps,
+    pub(crate) algorithm: Algorithm,
     pub(crate) us: f64,
     /// Of the model's estimate for the machine it was measured on.
     share: f64,
 }
 
 impl Tuned {
-    pub(crate) fn time(&self, steps: Steps) -> Option<&Time> {
-        self.times.iter().find(|time| time.steps == steps)
+    pub(crate) fn time(&self, algorithm: Algorithm) -> Option<&Time> {
+        self.times.iter().find(|time| time.algorithm == algorithm)
     }
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Near<'a> {
     distance: f64,
     /// Of the machine they were measured on.
     there: &'a Model,
-    /// Whether it is of the steps to h of a block, which goes on with cuBLASLt.
+    /// Whether it is of the algorithms for h of a block, which goes on with cuBLASLt.
     of_h: bool,
 }
 
@@ -128,24 +128,29 @@ impl<'a> Near<'a> {
         Self { of_h: true, ..self }
     }
 
-    /// Seconds that steps are expected to take, where they were measured. Between two numbers of tokens it is the mean of
+    /// Seconds that an algorithm is expected to take, where it was measured. Between two numbers of tokens it is the mean of
     /// two estimates, of which one has all of the model's steps between tiles and waves, and the other none. Where the model
     /// has a step, the share is that of the side of it which the problem is on.
-    pub(crate) fn seconds(&self, steps: Steps, problem: &Problem, model: &Model) -> Option<f64> {
+    pub(crate) fn seconds(
+        &self,
+        algorithm: Algorithm,
+        problem: &Problem,
+        model: &Model,
+    ) -> Option<f64> {
         if self.of_h {
             let of_h = problem.with_op(Op::GatedLinear);
-            let to_h = Self { of_h: false, ..*self }.seconds(steps.to_h()?, &of_h, model)?;
+            let to_h = Self { of_h: false, ..*self }.seconds(algorithm.to_h()?, &of_h, model)?;
             return Some(to_h + cost::down(problem, model));
         }
         let other = self.there != model;
         let expected = |problem: &Problem| {
-            let here = steps.seconds(model, problem).ln();
-            let there = if other { steps.seconds(self.there, problem).ln() } else { here };
+            let here = algorithm.seconds(model, problem).ln();
+            let there = if other { algorithm.seconds(self.there, problem).ln() } else { here };
             here * (1.0 - THERE) + there * THERE
         };
         let here = expected(problem);
         let of = |tuned: &Tuned| {
-            Some((tuned.time(steps)?.share.ln(), expected(&problem.with_m(tuned.m))))
+            Some((tuned.time(algorithm)?.share.ln(), expected(&problem.with_m(tuned.m))))
         };
         let mean = |a: f64, b: f64, part: f64| a + (b - a) * part;
         let (share, there) = of(self.at)?;
@@ -207,16 +212,17 @@ impl Table {
     /// `model` is of the machine that the record was measured on.
     pub(crate) fn new(record: &Record, model: &Model) -> Self {
         let mut table: HashMap<Kind, Vec<Shape>> = HashMap::new();
-        let named = |op| Steps::all(op).map(|steps| (steps.to_string(), steps)).collect();
-        let names: [HashMap<String, Steps>; 2] = [Op::GatedLinear, Op::Mlp].map(named);
+        let named =
+            |op| Algorithm::all(op).map(|algorithm| (algorithm.to_string(), algorithm)).collect();
+        let names: [HashMap<String, Algorithm>; 2] = [Op::GatedLinear, Op::Mlp].map(named);
         for entry in &record.entries {
             let problem = &entry.problem;
             let of_op = &names[usize::from(problem.op == Op::Mlp)];
             let model = Model { tf32: entry.tf32, ..*model };
             let times = entry.trials.iter().filter_map(|trial| {
-                let (steps, us) = (*of_op.get(&trial.way)?, trial.outcome.median_us()?);
-                let share = us * 1e-6 / steps.seconds(&model, problem);
-                (share.is_finite() && share > 0.0).then_some(Time { steps, us, share })
+                let (algorithm, us) = (*of_op.get(&trial.way)?, trial.outcome.median_us()?);
+                let share = us * 1e-6 / algorithm.seconds(&model, problem);
+                (share.is_finite() && share > 0.0).then_some(Time { algorithm, us, share })
             });
             let mut times: Vec<Time> = times.collect();
             // Equal times keep the order of the space: the same record, the same choice.

@@ -20,7 +20,7 @@ use crate::device::memory::{DeviceMatrix, DeviceMatrixRef};
 use crate::kernels::decode_mlp::Limits;
 use crate::kernels::elementwise::Stored;
 use crate::layers::GatedLinear;
-use crate::plan::Steps;
+use crate::plan::Algorithm;
 
 /// About an H200.
 const RATES: Rates = Rates {
@@ -66,7 +66,7 @@ fn measured(median_us: f64) -> Outcome {
     Outcome::Measured { median_us, p10_us: median_us * 0.97, p90_us: median_us / 0.93, samples: 9 }
 }
 
-/// An entry whose ways were measured to take so long.
+/// An entry whose algorithms were measured to take so long.
 fn entry(m: usize, times: &[(&str, f64)]) -> Entry {
     let trial = |&(way, us): &(&str, f64)| Trial {
         way: way.to_owned(),
@@ -147,7 +147,7 @@ fn shipped_records_complete_each_other() {
     let (facts, arch) = (cuda.facts(), cuda.arch());
     let here = Subject::here(facts, arch);
     let ways: Vec<String> =
-        Steps::all(Op::GatedLinear).take(2).map(|way| way.to_string()).collect();
+        Algorithm::all(Op::GatedLinear).take(2).map(|way| way.to_string()).collect();
     let text = |entries: Vec<Entry>| {
         let mut record = Record::new(here.clone(), (13, 0));
         entries.into_iter().for_each(|entry| record.insert(entry));
@@ -162,7 +162,7 @@ fn shipped_records_complete_each_other() {
     let tuning = Tuning::read(None, &shipped, facts, arch, &model());
     let found = |m| {
         let (_, near) = tuning.near(&problem(m), false)?;
-        Some(near.exact(&problem(m))?.times[0].steps.to_string())
+        Some(near.exact(&problem(m))?.times[0].algorithm.to_string())
     };
     assert_eq!([16, 64].map(found), [0, 1].map(|i| Some(ways[i].clone())));
     assert_eq!(tuning.notes.len(), 2, "{:?}", tuning.notes);
@@ -175,10 +175,10 @@ fn a_record_of_these_kernels_goes_before_an_earlier_one_and_a_users_before_a_shi
     let (facts, arch) = (cuda.facts(), cuda.arch());
     let here = Subject::here(facts, arch);
     let earlier = Subject { source: "x".into(), ..here.clone() };
-    // Other ways than there are now, for one more, or one less, is unrelated to those that were tried.
+    // Other algorithms than there are now, for one more, or one less, is unrelated to those that were tried.
     let other_ways = Subject { space: "x".into(), ..here.clone() };
     let ways: Vec<String> =
-        Steps::all(Op::GatedLinear).take(2).map(|way| way.to_string()).collect();
+        Algorithm::all(Op::GatedLinear).take(2).map(|way| way.to_string()).collect();
     let text = |subject: &Subject, way: usize| {
         let mut record = Record::new(subject.clone(), (13, 0));
         record.insert(entry(16, &[(&ways[way], 1.0)]));
@@ -198,7 +198,7 @@ fn a_record_of_these_kernels_goes_before_an_earlier_one_and_a_users_before_a_shi
         let tuning =
             Tuning::read(Some(dir.path()), &[(&name, &text(shipped, 1))], facts, arch, &model());
         let found = tuning.near(&problem(16), false).map(|(origin, near)| {
-            (origin, near.exact(&problem(16)).unwrap().times[0].steps.to_string())
+            (origin, near.exact(&problem(16)).unwrap().times[0].algorithm.to_string())
         });
         let way = if taken == Some(Origin::Measured) { 0 } else { 1 };
         assert_eq!(found, taken.map(|origin| (origin, ways[way].clone())), "{:?}", tuning.notes);
@@ -224,7 +224,7 @@ fn measurements_of_other_ways_are_added_to() {
 
 #[test]
 fn measurements_frame_the_tokens_between_them_and_stand_for_few_beyond() {
-    let way = Steps::all(Op::GatedLinear).next().unwrap().to_string();
+    let way = Algorithm::all(Op::GatedLinear).next().unwrap().to_string();
     let entries = [64, 1, 16, 24, 4096].map(|m| entry(m, &[(&way, 1.0)]));
     let table = Table::new(&record(entries.into()), &model());
     let near = |m| table.near(&problem(m), false).map(|near| near.tokens().collect::<Vec<_>>());
@@ -263,14 +263,15 @@ fn measurements_frame_the_tokens_between_them_and_stand_for_few_beyond() {
 
 #[test]
 fn between_measurements_estimates_are_corrected_as_these_are() {
-    let steps = Steps::all(Op::GatedLinear).next().unwrap();
-    let expected = |m| steps.seconds(&model(), &problem(m)) * 1e6;
+    let algorithm = Algorithm::all(Op::GatedLinear).next().unwrap();
+    let expected = |m| algorithm.seconds(&model(), &problem(m)) * 1e6;
     let times = [(16, 2.0), (64, 8.0)].map(|(m, share)| (m, share * expected(m)));
-    let entries = times.map(|(m, us)| entry(m, &[(&steps.to_string(), us)]));
+    let entries = times.map(|(m, us)| entry(m, &[(&algorithm.to_string(), us)]));
     let table = Table::new(&record(entries.into()), &model());
     let share = |m| {
         let near = table.near(&problem(m), false).unwrap();
-        near.seconds(steps, &problem(m), &model()).unwrap() / steps.seconds(&model(), &problem(m))
+        near.seconds(algorithm, &problem(m), &model()).unwrap()
+            / algorithm.seconds(&model(), &problem(m))
     };
     for (m, expected) in [(16, 2.0), (64, 8.0), (128, 8.0)] {
         // Times are kept to the nanosecond.
@@ -284,17 +285,18 @@ fn between_measurements_estimates_are_corrected_as_these_are() {
 #[test]
 fn a_measurement_on_this_side_of_a_step_counts() {
     let way = "sm90_gated_gemm 128x96";
-    let steps = Steps::all(Op::GatedLinear).find(|steps| steps.to_string() == way).unwrap();
+    let algorithm =
+        Algorithm::all(Op::GatedLinear).find(|algorithm| algorithm.to_string() == way).unwrap();
     let problem = |m| problem(m).with_hidden(896).with_intermediate(4864);
     let model = Model { machine: Machine::new(&RATES, 132, Arch::Sm90a), ..model() };
-    let expected = |m| steps.seconds(&model, &problem(m)) * 1e6;
+    let expected = |m| algorithm.seconds(&model, &problem(m)) * 1e6;
     assert!(expected(257) > 1.5 * expected(256) && expected(256) < 1.01 * expected(224));
     let times = [(224, 0.8), (257, 0.6)].map(|(m, share)| (m, share * expected(m)));
     let entries = times.map(|(m, us)| Entry { problem: problem(m), ..entry(m, &[(way, us)]) });
     let table = Table::new(&record(entries.into()), &model);
     for m in [232, 240, 256] {
         let near = table.near(&problem(m), false).unwrap();
-        let share = near.seconds(steps, &problem(m), &model).unwrap() * 1e6 / expected(m);
+        let share = near.seconds(algorithm, &problem(m), &model).unwrap() * 1e6 / expected(m);
         assert!((0.79..0.87).contains(&share), "{m}: {share}");
     }
 }
@@ -303,7 +305,7 @@ fn a_measurement_on_this_side_of_a_step_counts() {
 /// block of more tokens than were measured of it follows its gated linear layer.
 #[test]
 fn what_is_nearest_counts_whoever_measured_it() {
-    let way = Steps::all(Op::GatedLinear).next().unwrap().to_string();
+    let way = Algorithm::all(Op::GatedLinear).next().unwrap().to_string();
     let of = |op, m, hidden| {
         let problem = problem(m).with_op(op).with_hidden(hidden);
         Entry { problem, ..entry(m, &[(&way, 1.0)]) }
@@ -348,12 +350,12 @@ fn choices_without_measurements_of_their_own_are_near_the_fastest() {
                 let near = nears.min_by_key(|near| near.rank(problem))?;
                 // What is compared rounds otherwise: no plan takes it.
                 let candidates = exact.times.iter().filter(|time| {
-                    time.steps.stored() != Some(Stored::Elements)
+                    time.algorithm.stored() != Some(Stored::Elements)
                         || problem.numerics.rounding != Rounding::Fused
                 });
-                let estimate = |time: &&Time| near.seconds(time.steps, problem, &of(record));
+                let estimate = |time: &&Time| near.seconds(time.algorithm, problem, &of(record));
                 let estimates: Vec<_> =
-                    candidates.filter_map(|t| Some((t.us, estimate(&t)?, t.steps))).collect();
+                    candidates.filter_map(|t| Some((t.us, estimate(&t)?, t.algorithm))).collect();
                 let best = estimates.iter().map(|e| e.0).fold(f64::INFINITY, f64::min);
                 let chosen = estimates.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
                 let Problem { op, m, hidden, intermediate, .. } = problem;
@@ -396,7 +398,7 @@ fn choices_without_measurements_of_their_own_are_near_the_fastest() {
 fn each_type_of_quantised_weights_has_measurements_of_its_own() {
     let types = |block| Some(QuantizedTypes::of(Op::Mlp, block));
     let of = |block| problem(1).with_op(Op::Mlp).with_quantized(types(block));
-    let way = Steps::all(Op::Mlp).next().unwrap().to_string();
+    let way = Algorithm::all(Op::Mlp).next().unwrap().to_string();
     let mut measured = entry(1, &[(&way, 5.0)]);
     measured.problem = of(BlockType::Q8_0);
     let table = Table::new(&record(vec![measured]), &model());
@@ -410,7 +412,7 @@ fn each_type_of_quantised_weights_has_measurements_of_its_own() {
 #[test]
 fn wrong_results_are_not_ranked_and_equal_times_keep_their_order() {
     let names: Vec<String> =
-        Steps::all(Op::GatedLinear).take(3).map(|way| way.to_string()).collect();
+        Algorithm::all(Op::GatedLinear).take(3).map(|way| way.to_string()).collect();
     let mut entry = entry(8, &[(&names[2], 3.0), (&names[1], 2.0), (&names[0], 2.0)]);
     let wrong = Outcome::Wrong { reason: "off".into() };
     entry.trials.push(Trial { way: names[2].clone(), predicted_us: None, outcome: wrong });
@@ -421,7 +423,7 @@ fn wrong_results_are_not_ranked_and_equal_times_keep_their_order() {
     });
     let table = Table::new(&record(vec![entry]), &model());
     let exact = table.near(&problem(8), false).unwrap().exact(&problem(8)).unwrap();
-    let ways: Vec<String> = exact.times.iter().map(|time| time.steps.to_string()).collect();
+    let ways: Vec<String> = exact.times.iter().map(|time| time.algorithm.to_string()).collect();
     assert_eq!(ways, [&names[1], &names[0], &names[2]].map(String::clone));
 }
 

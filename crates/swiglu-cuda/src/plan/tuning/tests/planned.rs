@@ -56,7 +56,7 @@ fn plans_follow_the_fastest_way_that_does_what_was_asked_for() {
     assert!(note.contains("not used: it is damaged"), "{note}");
 }
 
-/// The device with a record in which this way of the problem was the fastest, before a fused kernel.
+/// The device with a record in which this algorithm for the problem was the fastest, before a fused kernel.
 fn where_fastest(way: &str, problem: Problem, cuda: &Cuda, dir: &std::path::Path) -> Cuda {
     let options = TuningOptions { dir: Some(dir.to_owned()), disabled: false };
     let measured = entry(problem.m, &[(way, 1.0), ("mma_gated_gemm 128x64", 2.0)]);

@@ -1,4 +1,4 @@
-//! What computes a layer: one kernel, or steps to h and on from it.
+//! What computes a layer, each step with its kernel: the table of all, and what each says of a problem.
 
 use std::fmt;
 
@@ -18,9 +18,9 @@ use crate::kernels::obstacle::Obstacle;
 use crate::kernels::tensor_map::addressable;
 use crate::kernels::weights::weights_lie;
 
-/// The steps of a layer.
+/// What computes a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Steps {
+pub(crate) enum Algorithm {
     /// x → y, the whole block for a few tokens.
     Decode(Design),
     /// x → h, then of a block h → y. Kernels of ours for both are made to run side by side.
@@ -68,7 +68,7 @@ fn sums_in_one_order(kernel: Kernel, planner: &Planner, problem: &Problem) -> bo
     kernel.needs_tma() == wgmma && kernel.sums_in_order_of_k(problem.bias)
 }
 
-impl Steps {
+impl Algorithm {
     /// One kernel for h.
     pub(crate) const fn gated(kernel: Kernel) -> Self {
         Self::ByH(ToH::Gated(kernel), None)
@@ -79,20 +79,20 @@ impl Steps {
         Self::ByH(ToH::Unfused(stored), None)
     }
 
-    /// Every way for an operation. Those to h are those of the gated linear layer; a block goes on with cuBLASLt, or with the
+    /// The table: every algorithm for an operation. Those for h are those of the gated linear layer; a block goes on with cuBLASLt, or with the
     /// kernel of ours that follows the one for h.
-    pub(crate) fn all(op: Op) -> impl Iterator<Item = Steps> {
+    pub(crate) fn all(op: Op) -> impl Iterator<Item = Algorithm> {
         let block = op == Op::Mlp;
         let decode = Design::every().map(Self::Decode).filter(move |_| block);
         let kernels = Kernel::all().map(Self::gated);
         let unfused = [Stored::Elements, Stored::Sums].map(Self::unfused);
         let pair = |kernel: Kernel| Self::ByH(ToH::Gated(kernel), Some(Down::of(kernel.next())));
         let pairs = Kernel::all().flat_map(Kernel::before_down).map(pair);
-        let h = kernels.chain(unfused).map(move |steps| steps.of(op));
+        let h = kernels.chain(unfused).map(move |algorithm| algorithm.of(op));
         decode.chain(h).chain(pairs.filter(move |_| block))
     }
 
-    /// Steps to h as steps of an operation.
+    /// An algorithm for h as one for an operation.
     pub(crate) fn of(self, op: Op) -> Self {
         match self {
             Self::ByH(to_h, None) if op == Op::Mlp => Self::ByH(to_h, Some(Down::CublasLt)),
@@ -100,7 +100,7 @@ impl Steps {
         }
     }
 
-    /// The steps to h of a block that goes on with cuBLASLt.
+    /// The algorithm for h of a block that goes on with cuBLASLt.
     pub(super) fn to_h(self) -> Option<Self> {
         match self {
             Self::ByH(to_h, Some(Down::CublasLt)) => Some(Self::ByH(to_h, None)),
@@ -108,7 +108,7 @@ impl Steps {
         }
     }
 
-    /// What they compute.
+    /// What it computes.
     fn op(&self) -> Op {
         if let Self::ByH(_, None) = self { Op::GatedLinear } else { Op::Mlp }
     }
@@ -147,7 +147,7 @@ impl Steps {
             || self.kernel_of_h().is_some_and(Kernel::needs_tma)
     }
 
-    /// Whether these steps give what the problem asks for, or why not. It allocates nothing.
+    /// Whether it gives what the problem asks for, or why not. It allocates nothing.
     pub(crate) fn check(&self, planner: &Planner, problem: &Problem) -> Result<(), Obstacle> {
         match (self.op(), problem.op) {
             (computed, asked) if computed == asked => {}
@@ -185,7 +185,7 @@ impl Steps {
         }
     }
 
-    /// Whether gate and up can be stored beside what these steps compute, or why not.
+    /// Whether gate and up can be stored beside what it computes, or why not.
     pub(crate) fn check_saving(&self) -> Result<(), Obstacle> {
         match () {
             () if self.design().is_some() || self.is_pair() => Err(Obstacle::KeepsToItself),
@@ -195,7 +195,7 @@ impl Steps {
         }
     }
 
-    /// What is compiled for them, of a problem with packed weights that has been checked.
+    /// What is compiled for it, of a problem with packed weights that has been checked.
     pub(crate) fn needed(&self, planner: &Planner, problem: &Problem) -> Vec<NamedVariant> {
         let Problem { activation, numerics, dtype, .. } = problem;
         let (limits, code) = (planner.limits(), GateCode::new(activation, *numerics, *dtype));
@@ -216,7 +216,7 @@ impl Steps {
         to_h.into_iter().chain(down).collect()
     }
 
-    /// Whether they are taken only where a tuning record says so. The cost of a down projection of ours is predicted from its
+    /// Whether it is taken only where a tuning record says so. The cost of a down projection of ours is predicted from its
     /// form, without what both kernels share, and fitted to no measurement.
     pub(super) fn waits_for_tuning(&self, problem: &Problem) -> bool {
         let in_out = weights_lie(problem) == Orientation::InOut;
@@ -274,7 +274,7 @@ impl Steps {
     }
 }
 
-impl fmt::Display for Steps {
+impl fmt::Display for Algorithm {
     /// As records name them: `sm90_gated_gemm 128x64`, `cublaslt + elementwise`. That a block goes on with cuBLASLt goes
     /// without saying.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
