@@ -1,7 +1,7 @@
 // What a compiled kernel and the simulated driver share: the view a simulated thread has of
 // itself, the table that describes a kernel, and the operations that need other threads.
 //
-// Included by kernels (through ptx.cuh) and by the runtime in libcuda.so.1, so it has no other
+// Included by kernels (through ptx.hpp) and by the runtime in libcuda.so.1, so it has no other
 // includes.
 #pragma once
 

@@ -227,7 +227,7 @@ nvrtcResult compile(Program& program, const Request& request) {
       std::error_code made;
       fs::create_directories((directory / name).parent_path(), made);
       written &= !made &&
-          write_file(directory / name, replaced ? read_file(here / "device" / "ptx.cuh") : text);
+          write_file(directory / name, replaced ? read_file(here / "device" / "ptx.hpp") : text);
     }
     const fs::path result = directory / "kernel.so";
     command.insert(command.end(),

@@ -62,7 +62,7 @@ macro_rules! sources {
 
 /// What kernels include; installed beside the libraries.
 const DEVICE: &[Source] =
-    sources!["device/cuda_builtins.hpp" "device/device_abi.hpp" "device/ptx.cuh"];
+    sources!["device/cuda_builtins.hpp" "device/device_abi.hpp" "device/ptx.hpp"];
 
 const HEADERS: &[Source] = sources![
     "native/driver.hpp" "native/driver_abi.hpp" "native/fiber.hpp" "native/floats.hpp"

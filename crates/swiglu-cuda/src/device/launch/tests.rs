@@ -9,7 +9,7 @@ use crate::device::memory::DeviceBuffer;
 
 static FILE: KernelFile = KernelFile::new(
     "launch_test.cu",
-    "#include \"ptx.cuh\"\n\
+    "#include \"lib/ptx.cuh\"\n\
      struct Fill { float* out; int count; float value; };\n\
      KERNEL(128, 1, fill)(KERNEL_PARAMS(Fill) p) {\n\
        const int i = blockIdx.x * blockDim.x + threadIdx.x;\n\

@@ -12,7 +12,7 @@ use crate::device::jit::variant::{KernelFile, define};
 
 static FILE: KernelFile = KernelFile::new(
     "cache_test.cu",
-    "#include \"ptx.cuh\"\n\
+    "#include \"lib/ptx.cuh\"\n\
      struct Fill { int* out; };\n\
      KERNEL(32, 1, fill)(KERNEL_PARAMS(Fill) p) { p.out[threadIdx.x] = VALUE; }\n",
 );
