@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::matrix::{Matrix, MatrixMut, MatrixRef};
+use crate::matrix::{Matrix, MatrixMut, MatrixRef, rows_with_elements};
 
 /// Which dimension of a weight matrix is the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -293,14 +293,18 @@ impl<'a, T: Element> GateUpWeights<'a, T> {
     /// [`Error::OutOfRange`] if the target's interleaving group does not divide H.
     pub fn convert(&self, target: WeightLayout) -> Result<OwnedGateUp<T>> {
         target.arrangement.validate(self.intermediate)?;
-        let features =
-            if target.arrangement.is_packed() { 2 * self.intermediate } else { self.intermediate };
+        // Matrices, and the features of each beside H.
+        let (count, halves) = if target.arrangement.is_packed() { (1, 2) } else { (2, 1) };
+        let (rows, cols) = (self.intermediate, self.hidden);
+        let features = rows.checked_mul(halves).ok_or_else(|| {
+            let what = "packed gate and up weight".into();
+            Error::TooLarge { what, rows, cols, row_stride: cols }
+        })?;
         let [rows, cols] = target.orientation.shape(features, self.hidden);
-        let count = if target.arrangement.is_packed() { 1 } else { 2 };
         let mut tensors =
             (0..count).map(|_| Matrix::zeros(rows, cols)).collect::<Result<Vec<_>>>()?;
         for half in [Half::Gate, Half::Up] {
-            for h in 0..self.intermediate {
+            for h in 0..rows_with_elements(self.intermediate, self.hidden) {
                 let (tensor, feature) = target.arrangement.locate(half, h, self.intermediate);
                 let out = tensors[tensor].as_mut_slice();
                 for k in 0..self.hidden {

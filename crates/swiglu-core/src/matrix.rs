@@ -214,7 +214,7 @@ impl<'a, T: Element> MatrixRef<'a, T> {
     /// # Errors
     /// [`Error::NonFinite`].
     pub fn expect_finite(&self, what: &str) -> Result<()> {
-        for r in 0..self.rows {
+        for r in 0..rows_with_elements(self.rows, self.cols) {
             if let Some(c) = self.row(r).iter().position(|v| !v.to_f32().is_finite()) {
                 return Err(Error::NonFinite {
                     what: what.to_owned(),
@@ -233,11 +233,16 @@ impl<'a, T: Element> MatrixRef<'a, T> {
     /// As [`Matrix::room`].
     pub fn to_dtype<U: Element>(&self) -> Result<Matrix<U>> {
         let mut out = Matrix::room(self.rows, self.cols)?;
-        for r in 0..self.rows {
+        for r in 0..rows_with_elements(self.rows, self.cols) {
             out.extend(self.row(r).iter().map(|v| U::from_f32(v.to_f32())));
         }
         Ok(Matrix { data: out, rows: self.rows, cols: self.cols })
     }
+}
+
+/// Rows to go through: none where they have no columns, of which there may be as many as there are numbers.
+pub(crate) fn rows_with_elements(rows: usize, cols: usize) -> usize {
+    if cols == 0 { 0 } else { rows }
 }
 
 /// A mutably borrowed `[rows, cols]` matrix; rows do not overlap.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::layout::{Arrangement, GateUpWeights, Orientation, WeightLayout};
 
 #[test]
 fn strided_views_address_rows_and_refuse_short_buffers() {
@@ -29,6 +30,21 @@ fn empty_and_huge_extents_are_decided_without_overflow() {
     // Beyond any address space that processors implement.
     assert!(matches!(Matrix::<f32>::zeros(1 << 50, 1 << 8), Err(Error::OutOfMemory { .. })));
     assert!(matches!(Matrix::<f32>::room(usize::MAX, 2), Err(Error::TooLarge { .. })));
+}
+
+/// As many rows as there are numbers, without an element in them, take no time.
+#[test]
+fn rows_without_columns_are_not_gone_through() {
+    let none: [f32; 0] = [];
+    let tall = MatrixRef::with_stride(&none, usize::MAX, 0, 0).unwrap();
+    tall.expect_finite("x").unwrap();
+    assert_eq!(tall.to_dtype::<f32>().unwrap().shape(), [usize::MAX, 0]);
+    let weights = GateUpWeights::separate(tall, tall, Orientation::OutIn).unwrap();
+    let into = |arrangement| {
+        weights.convert(WeightLayout { orientation: Orientation::InOut, arrangement })
+    };
+    into(Arrangement::Separate).unwrap();
+    assert!(matches!(into(Arrangement::PackedGateFirst), Err(Error::TooLarge { .. })));
 }
 
 #[test]

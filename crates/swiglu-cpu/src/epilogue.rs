@@ -98,6 +98,10 @@ unsafe impl<T> Sync for Kept<T> {}
 impl<T: Element> Kept<T> {
     pub(crate) const NOTHING: Self = Self { gate: None, up: None };
 
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.gate.is_none() && self.up.is_none()
+    }
+
     /// Rows from row `r` on.
     pub(crate) fn from(self, r: usize) -> Self {
         let from = |rows: Option<Rows<T>>| rows.map(|rows| rows.from(r));

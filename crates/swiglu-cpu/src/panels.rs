@@ -99,7 +99,7 @@ impl<T: Element> Panels<T> {
         let bias = bias.map(|b| {
             move |panel: usize, lane: usize| b.get(panel * width + lane).copied().unwrap_or(0.0)
         });
-        let inputs = parts.iter().map(|part| part.inputs).sum();
+        let inputs = parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.inputs));
         Self::pack(cpu, memory, outputs.div_ceil(width), inputs, &pack, bias)
     }
 
@@ -122,7 +122,7 @@ impl<T: Element> Panels<T> {
             padded_steps: Self::padded_steps(cpu, inputs),
             element: PhantomData,
         };
-        this.data = memory.or_zeroed(panels * this.panel_bytes())?;
+        this.data = memory.or_zeroed(this.bytes())?;
         this.bias = bias.map(|bias| pack_bias(panels, 2 * lanes, bias)).transpose()?;
         let data = SendPtr(this.data.as_mut_ptr());
         let panel_bytes = this.panel_bytes();
@@ -141,7 +141,9 @@ impl<T: Element> Panels<T> {
                 pack(panel_data, panel);
             }
         };
-        cpu.run(cpu.threads(), &[Step { units: panels, run: &run }]);
+        // Without inputs any number of panels is nothing.
+        let units = if panel_bytes == 0 { 0 } else { panels };
+        cpu.run(cpu.threads(), &[Step { units, run: &run }]);
         Ok(this)
     }
 
@@ -155,7 +157,8 @@ impl<T: Element> Panels<T> {
     pub(crate) fn linear_bytes(cpu: &Cpu, outputs: usize, inputs: usize) -> usize {
         let width = 2 * simd::lanes(cpu.isa());
         let step_bytes = width * features_per_step(T::DTYPE) * size_of::<T>();
-        outputs.div_ceil(width) * Self::padded_steps(cpu, inputs) * step_bytes
+        let panel = Self::padded_steps(cpu, inputs).saturating_mul(step_bytes);
+        outputs.div_ceil(width).saturating_mul(panel)
     }
 
     /// The memory of the weights, which are gone then.
@@ -180,9 +183,9 @@ impl<T: Element> Panels<T> {
     pub(crate) fn step_bytes(&self) -> usize {
         2 * self.lanes * features_per_step(T::DTYPE) * size_of::<T>()
     }
-    /// Bytes of a panel.
+    /// Bytes of a panel. More than there are addresses for are refused as memory.
     pub(crate) fn panel_bytes(&self) -> usize {
-        self.padded_steps * self.step_bytes()
+        self.padded_steps.saturating_mul(self.step_bytes())
     }
     /// Floating-point operations of `m` rows.
     pub(crate) fn flops(&self, m: usize) -> f64 {
@@ -191,7 +194,7 @@ impl<T: Element> Panels<T> {
     }
     /// All bytes of weights.
     pub(crate) fn bytes(&self) -> usize {
-        self.panels * self.panel_bytes()
+        self.panels.saturating_mul(self.panel_bytes())
     }
     /// All bytes, those of biases among them.
     pub(crate) fn bytes_with_biases(&self) -> usize {
@@ -212,8 +215,9 @@ pub(crate) fn pack_bias(
     width: usize,
     bias: impl Fn(usize, usize) -> f32,
 ) -> Result<Buffer> {
-    let mut buffer = Buffer::zeroed(panels * width * size_of::<f32>())?;
-    for i in 0..panels * width {
+    let lanes = panels.saturating_mul(width);
+    let mut buffer = Buffer::zeroed(lanes.saturating_mul(size_of::<f32>()))?;
+    for i in 0..lanes {
         // SAFETY: `i` is below the number of `f32` the buffer was made for.
         unsafe { *buffer.as_mut_ptr().cast::<f32>().add(i) = bias(i / width, i % width) };
     }

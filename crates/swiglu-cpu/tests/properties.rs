@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use swiglu_core::conformance::{Case, Parameters, QuantizedParameters, row_steps};
 use swiglu_core::{
-    Activation, Arrangement, BlockType, DType, Element, GateUpWeights, GatedLinearParams, Matrix,
-    MatrixMut, MatrixRef, Numerics, Op, Orientation, Path, Plan, QuantizedTypes, RowParams,
+    Activation, Arrangement, BlockType, DType, Element, Error, GateUpWeights, GatedLinearParams,
+    Matrix, MatrixMut, MatrixRef, Numerics, Op, Orientation, Path, Plan, QuantizedTypes, RowParams,
     WeightLayout, bf16, bounds, f16, random,
 };
 use swiglu_cpu::{Cpu, CpuOptions, GatedLinear, Isa, Mlp};
@@ -398,6 +398,26 @@ fn bad_arguments_are_refused_before_anything_is_written() {
 /// Quantised weights: a plan that needs no weights, the bits of one thread on three (the case is large
 /// enough that they take part), of a row alone among the few that are not worth decoding for, and a
 /// row that is not finite spoils itself alone.
+/// Rows that overlap make weights of any size of a few values: more than there are addresses for is refused, not wrapped around.
+#[test]
+fn weights_that_no_memory_holds_are_refused() {
+    let cpu = cpu(Isa::Portable, 1);
+    let values = vec![0.5f32; 1 << 12];
+    for (rows, cols) in [(1 << 41, 1 << 12), (1 << 62, 1), ((1 << 41) + 2, 1 << 12)] {
+        let tall = MatrixRef::with_stride(&values, rows, cols, 0).unwrap();
+        for orientation in [Orientation::InOut, Orientation::OutIn] {
+            let weights = GateUpWeights::separate(tall, tall, orientation).unwrap();
+            let params = GatedLinearParams::new(weights, Activation::SWIGLU);
+            let made = GatedLinear::new(&cpu, &params).map(drop);
+            assert!(matches!(made, Err(Error::OutOfMemory { .. })), "{rows}×{cols} {orientation}");
+        }
+    }
+    // Without features there is nothing to hold, nor to go through.
+    let none = MatrixRef::with_stride(&values[..0], 1 << 40, 0, 0).unwrap();
+    let weights = GateUpWeights::separate(none, none, Orientation::OutIn).unwrap();
+    GatedLinear::new(&cpu, &GatedLinearParams::new(weights, Activation::SWIGLU)).unwrap();
+}
+
 #[test]
 fn quantised_layers_keep_rows_apart() {
     let types = QuantizedTypes::new(BlockType::Q6_K, Some(BlockType::Q4_1));

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::matrix::{Matrix, expect_within};
+use crate::matrix::{Matrix, expect_within, rows_with_elements};
 use crate::quant::{BlockType, QuantizedType, SCALE_BLOCK};
 
 /// A matrix of quantised weights, `[out, in]`: a row is one output feature, rows lie one behind the
@@ -204,7 +204,7 @@ impl<'a> QuantizedRef<'a> {
             let (what, value) = (format!("scale of {what}"), f64::from(self.scales[at]));
             return Err(Error::NonFinite { what, row: at / across, col: at % across, value });
         }
-        for row in 0..self.rows {
+        for row in 0..rows_with_elements(self.rows, self.cols) {
             let (mut col, mut first) = (0, None);
             self.decode_row(row, |v| {
                 if !v.is_finite() && first.is_none() {

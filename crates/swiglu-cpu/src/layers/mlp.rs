@@ -179,8 +179,8 @@ impl<T: Element> Mlp<T> {
         kept: Kept<T>,
     ) -> Result<()> {
         let cpu = &*self.gated.cpu.for_call(options)?;
-        // Without features any number of rows is nothing.
-        if self.problem.hidden == 0 && self.problem.intermediate == 0 {
+        // Without features any number of rows is nothing, but for gate and up that are kept.
+        if self.problem.hidden == 0 && (self.problem.intermediate == 0 || kept.is_nothing()) {
             return Ok(());
         }
         let bytes = self.takes_bytes(cpu, Tokens::Exactly(x.rows()));
