@@ -190,7 +190,8 @@ impl Experiment {
         Err(LabError::name("experiment", id, expected))
     }
 
-    /// Reads a definition from text; `path` names it in errors and fixes its id.
+    /// Reads a definition from text; `path` names it in errors and fixes its id, and beside it lies the definition whose
+    /// records answer this one, if it says so.
     ///
     /// # Errors
     /// [`LabError::Definition`].
@@ -227,6 +228,19 @@ impl Experiment {
                 roles.contains(&profile.role) && profile.id != self.claim.subject
             }
         }
+    }
+
+    /// Refuses to measure an experiment that has the records of another.
+    ///
+    /// # Errors
+    /// [`LabError::Name`] with the one to measure.
+    pub fn expect_measured(&self) -> Result<()> {
+        if self.records == self.id {
+            return Ok(());
+        }
+        let expected =
+            format!("`{}`, whose records answer this one too: measure that", self.records);
+        Err(LabError::name("experiment", &self.id, expected))
     }
 
     /// The profile of this id.

@@ -66,12 +66,14 @@ pub struct GateReport {
 /// Refuses a record that cannot be measured again here.
 ///
 /// # Errors
-/// [`LabError::Record`] if it is of another experiment, definition or machine, or a quick one.
+/// [`LabError::Record`] if it is of another experiment, definition or machine, or a quick one; as
+/// [`Experiment::expect_measured`].
 pub fn expect_comparable(
     experiment: &Experiment,
     machine: &Machine,
     opened: &Opened,
 ) -> Result<()> {
+    experiment.expect_measured()?;
     let old = &opened.record;
     let (why, advice) = if old.experiment != experiment.id {
         (format!("a record of {}", old.experiment), "give one of this experiment")

@@ -20,6 +20,12 @@ pub(crate) struct Place<'a> {
 /// # Errors
 /// [`LabError::Io`], and [`LabError::Definition`] at the first byte that is not UTF-8.
 pub(crate) fn text_of(path: &Path) -> Result<String> {
+    // What is no file, a pipe say, might never end.
+    let found = std::fs::metadata(path).map_err(LabError::io("read", path))?;
+    if !found.is_file() {
+        let why = std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no file");
+        return Err(LabError::io("read", path)(why));
+    }
     let bytes = std::fs::read(path).map_err(LabError::io("read", path))?;
     String::from_utf8(bytes).map_err(|error| {
         let (text, bytes) = error.as_bytes().split_at(error.utf8_error().valid_up_to());

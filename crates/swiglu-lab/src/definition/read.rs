@@ -150,13 +150,19 @@ fn measured(raw: &mut Raw, place: &Place<'_>) -> Result<Experiment> {
 fn of_other(records: &Spanned<String>, place: &Place<'_>) -> Result<Experiment> {
     let id = records.get_ref();
     place.expect(is_name(id), records, format!("records = `{id}`: expected {NAME}"))?;
+    let message = format!("records = `{id}`: this is that experiment; expected another");
+    place.expect(*id != file_stem(place.path), records, message)?;
     let path = place.path.with_file_name(format!("{id}.toml"));
     let refused = |why: &dyn Display| place.at(records.span(), format!("records = `{id}`: {why}"));
     let source = text_of(&path).map_err(|why| refused(&why))?;
     let other = Place::new(&source, &path);
     let raw: Raw = other.toml().map_err(|why| refused(&why))?;
-    let message = format!("records = `{id}`: it has the records of another; expected that one");
-    place.expect(raw.records.is_none(), records, message)?;
+    if let Some(further) = &raw.records {
+        let further = further.get_ref();
+        return Err(refused(&format!(
+            "it has the records of `{further}`; expected an experiment that is measured"
+        )));
+    }
     of_raw(raw, &other).map_err(|why| refused(&why))
 }
 

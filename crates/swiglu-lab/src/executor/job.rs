@@ -151,7 +151,8 @@ impl Jobs {
         tell: &mut dyn FnMut(JobEvent<'_>),
     ) -> Result<Job> {
         let Request { experiment, run_id, .. } = request;
-        let name = format!("{}-{run_id}", experiment.records);
+        experiment.expect_measured()?;
+        let name = format!("{}-{run_id}", experiment.id);
         if let Some(mut job) = read(&self.dir.join(&name).join(FILE))? {
             let Polled { id, state, .. } = job.poll(self)?;
             if id.is_some() && !state.is_over() {
@@ -167,7 +168,7 @@ impl Jobs {
         let mut job = Job {
             far_name: format!("{name}-{}", lab.get(..8).unwrap_or_default()),
             name,
-            experiment: experiment.records.clone(),
+            experiment: experiment.id.clone(),
             run_id: (*run_id).to_owned(),
             definition_hash: experiment.definition_hash.clone(),
             device: experiment.device,

@@ -178,7 +178,7 @@ fn in_words(e: &Experiment) -> Markup {
             b { (floor) }
         }
         "."
-        @if e.records != e.id {
+        @if e.expect_measured().is_err() {
             " The records are those of " a href={ "../" (path(&e.records)) } { (e.records) } "."
         }
     }

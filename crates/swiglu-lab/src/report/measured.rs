@@ -1,11 +1,14 @@
 //! All figures in one document, as Markdown.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 
 use super::evidence::{Labels, groups, median, opened_of, rivals};
 use super::{Entry, Site};
 use crate::case::Case;
+use crate::error::{LabError, Result};
+use crate::files::write_whole;
 use crate::format::{DASH, interval};
 use crate::record::{Opened, Record};
 use crate::verdict::RecordVerdict;
@@ -32,6 +35,21 @@ impl Site {
     /// Whether a document is one of figures, which may be replaced.
     pub fn is_measured(document: &[u8]) -> bool {
         document.split(|&b| b == b'\n').nth(2).is_some_and(|l| l.starts_with(MARK.as_bytes()))
+    }
+
+    /// Writes [`Self::measured`] to a file, which is as it was until all of it is there.
+    ///
+    /// # Errors
+    /// [`LabError::Io`].
+    pub fn write_measured(&self, root: &Path, file: &Path) -> Result<()> {
+        let text = self.measured(root);
+        match file.metadata() {
+            // A device or a pipe is not replaced.
+            Ok(found) if !found.is_file() => {
+                fs::write(file, text).map_err(LabError::io("write", file))
+            }
+            _ => write_whole(file, text.as_bytes(), ".measured-", 0o644),
+        }
     }
 
     /// The figures of all experiments: a table, then a section for each. Links lead from the directory `root`.
@@ -81,7 +99,7 @@ fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {
     }
     *out += &format!("Ours is `{}`, beside {}", e.claim.subject, rivals(e));
     *out += &decisive.map_or(String::new(), |d| format!(", on {}", d.machine));
-    if e.records != e.id {
+    if e.expect_measured().is_err() {
         *out += &format!(", by the records of [{0}](#{0})", e.records);
     }
     *out += &format!("; {}. Not covered: {}", labels.common, first_sentence(&e.boundary));

@@ -96,7 +96,7 @@ impl Site {
             match definition {
                 Ok(experiment) => {
                     let entry = Entry::of(experiment, store, history)?;
-                    ids.push(entry.experiment.id.clone());
+                    ids.push(entry.experiment.records.clone());
                     counted.extend(entry.records.iter().map(|r| r.path.clone()));
                     counted.extend(
                         entry.refused.iter().filter_map(LabError::path).map(Path::to_path_buf),
@@ -122,7 +122,9 @@ impl Site {
 
     /// Everything that could not be read: definitions, decisions, records.
     pub fn troubles(&self) -> Vec<String> {
-        let refused = self.experiments.iter().flat_map(|e| &e.refused).map(LabError::to_string);
+        // Experiments that share records share what is refused among them.
+        let own = self.experiments.iter().filter(|e| e.experiment.expect_measured().is_ok());
+        let refused = own.flat_map(|e| &e.refused).map(LabError::to_string);
         self.broken.iter().cloned().chain(refused).collect()
     }
 
@@ -135,7 +137,9 @@ impl Site {
         for entry in &self.experiments {
             let html = experiment::page(self, entry);
             files.insert(experiment::path(&entry.experiment.id), html.into_bytes());
-            for opened in &entry.records {
+            // The pages of its runs are those of the experiment that was measured.
+            let own = entry.experiment.expect_measured().is_ok();
+            for opened in entry.records.iter().filter(|_| own) {
                 let html = run::page(entry, opened);
                 files.insert(run::path(opened, "html"), html.into_bytes());
                 let record = fs::read(&opened.path).map_err(LabError::io("read", &opened.path))?;

@@ -89,6 +89,7 @@ impl RunOptions {
     /// [`LabError::Name`].
     pub fn validate(&self, experiment: &Experiment) -> Result<()> {
         LabError::expect_name("run id", &self.run_id)?;
+        experiment.expect_measured()?;
         self.selected_profiles(experiment)?;
         self.selected_cases(experiment).map(|_| ())
     }

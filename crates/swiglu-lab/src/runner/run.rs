@@ -44,7 +44,7 @@ impl<'a> Run<'a> {
             let budget_us = experiment.pace.turn_ms * 1000;
             options.protocol.budget_us = options.protocol.budget_us.min(budget_us);
         }
-        let found = lab.store.find(&lab.machine.name, &experiment.records, &options.run_id)?;
+        let found = lab.store.find(&lab.machine.name, &experiment.id, &options.run_id)?;
         let Opened { path, record } = match found {
             Some(begun) => go_on(begun, lab, experiment, &options)?,
             None => {
@@ -285,7 +285,7 @@ fn new_record(lab: &Laboratory<'_>, experiment: &Experiment, options: &RunOption
     let started = now();
     Record {
         schema: RECORD_SCHEMA,
-        experiment: experiment.records.clone(),
+        experiment: experiment.id.clone(),
         definition_hash: experiment.definition_hash.clone(),
         code: lab.code.clone(),
         run_id: options.run_id.clone(),

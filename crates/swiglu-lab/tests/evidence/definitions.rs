@@ -134,16 +134,26 @@ fn an_experiment_may_claim_more_of_the_records_of_another() {
     assert_eq!(made_up.records, "made-up");
     assert_eq!(found.definition_hash, made_up.definition_hash);
     assert_eq!((&found.profiles, &found.cases), (&made_up.profiles, &made_up.cases));
+    // Measured is the other, under its own name.
+    let refused = found.expect_measured().unwrap_err().to_string();
+    assert!(refused.contains("experiment `goal`: expected `made-up`"), "{refused}");
+    made_up.expect_measured().unwrap();
     assert_eq!((found.claim.kind, found.device), (ClaimKind::Faster { goal: 1.5 }, made_up.device));
     for (records, more, part) in [
         ("\"none\"", "", "records = `none`: read "),
-        ("\"goal\"", "", "it has the records of another"),
+        ("\"goal\"", "", "this is that experiment"),
         ("\"../made-up\"", "", "lowercase"),
         ("\"made-up\"", "\ndevice = \"cpu\"", "expected no device, profiles"),
     ] {
         let message = goal(records, more).unwrap_err().to_string();
         assert!(message.contains("goal.toml:4:11: records") && message.contains(part), "{message}");
     }
+    goal("\"made-up\"", "").unwrap();
+    let further = std::fs::read_to_string(dir.path().join("goal.toml")).unwrap();
+    let further = further.replacen("\"goal\"", "\"further\"", 1).replacen("made-up", "goal", 1);
+    std::fs::write(dir.path().join("further.toml"), further).unwrap();
+    let message = Experiment::find(dir.path(), "further").unwrap_err().to_string();
+    assert!(message.contains("it has the records of `made-up`"), "{message}");
     let broken = with("m = [8, 16]", "m = []");
     goal("\"made-up\"", "").unwrap();
     std::fs::write(dir.path().join("made-up.toml"), broken).unwrap();
@@ -258,4 +268,10 @@ fn a_directory_is_read_whole_and_unknown_ids_list_the_known() {
     let unknown = Experiment::find(dir.path(), "none").unwrap_err().to_string();
     assert!(unknown.contains("broken, made-up, no-text"), "{unknown}");
     assert!(Experiment::read_dir(&dir.path().join("none")).is_err());
+    // Nobody writes to this pipe: a reader would wait for ever.
+    let pipe = dir.path().join("pipe.toml");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let refused = Experiment::read(&pipe).unwrap_err().to_string();
+    assert!(refused.contains("pipe.toml: it is no file"), "{refused}");
 }

@@ -3,11 +3,9 @@ use std::path::Path;
 
 use scraper::{ElementRef, Html, Selector};
 
-use swiglu_lab::History;
-use swiglu_lab::LabError;
-use swiglu_lab::Verdict;
 use swiglu_lab::record::Store;
-use swiglu_lab::report::{Files, Site};
+use swiglu_lab::report::{Entry, Files, Site};
+use swiglu_lab::{Experiment, History, LabError, Verdict};
 
 use super::made_up::{HOSTILE, site};
 
@@ -83,6 +81,28 @@ fn pages_are_well_formed_and_have_landmarks() {
             let by = element.value().attr("aria-labelledby").unwrap();
             assert!(ids.contains(by), "{name}: nothing has the id {by}");
         }
+    }
+}
+
+/// A run has one page, of the experiment that was measured, whoever else has its records.
+#[test]
+fn runs_are_of_what_was_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut site = site(dir.path());
+    let (id, title) = ("z-goal".to_owned(), "What it is to reach".to_owned());
+    let measured = &site.experiments[0];
+    let experiment = Experiment { id, title, ..measured.experiment.clone() };
+    let (records, ages) = (measured.records.clone(), measured.ages.clone());
+    let verdict = Verdict::of(&experiment, &records);
+    site.experiments.push(Entry { experiment, verdict, records, ages, refused: Vec::new() });
+    let files = site.files().unwrap();
+    let of = format!(
+        "The records are those of <a href=\"../experiments/{}",
+        site.experiments[0].experiment.id
+    );
+    for (name, _, text) in pages(&files) {
+        assert!(!name.starts_with("runs/") || !text.contains("What it is to reach"), "{name}");
+        assert_eq!(name == "experiments/z-goal.html", text.contains(&of), "{name}");
     }
 }
 

@@ -39,6 +39,7 @@ pub(super) struct GateArgs {
 
 pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> Result<Verdict> {
     let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
+    experiment.expect_measured()?;
     let machine = Machine::detect(experiment.device, args.machine.as_deref())?;
     let store = args.places.records()?;
     let old = match &args.record {
@@ -70,7 +71,7 @@ pub(super) fn gate(args: &GateArgs, terminal: &mut Terminal) -> Result<Verdict> 
 }
 
 fn newest(store: &Store, experiment: &Experiment, machine: &str) -> Result<Opened> {
-    let (records, refused) = store.of_experiment(&experiment.records)?;
+    let (records, refused) = store.of_experiment(&experiment.id)?;
     expect_none(refused)?;
     let usable = |o: &Opened| {
         o.record.machine.name == machine && o.record.complete && !o.record.protocol.quick

@@ -105,13 +105,16 @@ pub(super) fn show(id: &str, places: &PlaceArgs, terminal: &mut Terminal) -> Res
     let (claim, boundary) = (&experiment.claim.text, &experiment.boundary);
     let document = json!({
         "id": experiment.id, "title": experiment.title, "question": experiment.question,
-        "claim": claim, "verdict": verdict.state, "headline": verdict.headline,
+        "records_of": experiment.records, "claim": claim, "verdict": verdict.state, "headline": verdict.headline,
         "machines": verdict.machines, "boundary": boundary,
         "records": records.iter().zip(&ages).map(kept).collect::<Vec<_>>(),
     });
     terminal.print(&document, |_, terminal| {
         writeln!(terminal, "{}: {}", verdict.state, verdict.headline)?;
         writeln!(terminal, "question  {}\nclaim     {claim}", experiment.question)?;
+        if experiment.expect_measured().is_err() {
+            writeln!(terminal, "records   those of {}", experiment.records)?;
+        }
         for machine in &verdict.machines {
             writeln!(terminal, "\n{} ({}): {}", machine.machine, machine.run_id, machine.state)?;
             machine.reasons.iter().try_for_each(|reason| writeln!(terminal, "  {reason}"))?;
@@ -162,8 +165,7 @@ pub(super) fn report(args: &ReportArgs, terminal: &mut Terminal) -> Result<Verdi
     if let Some(file) = &args.measured {
         let file = file.clone().unwrap_or_else(|| root.join("MEASURED.md"));
         expect_ours(&file)?;
-        std::fs::write(&file, site.measured(root))
-            .with_context(|| format!("writing {}", file.display()))?;
+        site.write_measured(root, &file)?;
         let count = site.experiments.len();
         said = format!("{}: figures of {count} experiments\n", file.display());
         measured = Some(shown(file));

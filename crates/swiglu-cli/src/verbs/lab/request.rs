@@ -111,6 +111,7 @@ impl<'a> Asked<'a> {
     pub(super) fn of(args: &'a RunArgs) -> Result<Self> {
         let lab = args.places.dir.lab()?;
         let experiment = Experiment::find(&args.places.experiments()?, &args.experiment)?;
+        experiment.expect_measured()?;
         let machine = Machine::detect(experiment.device, args.machine.as_deref())?;
         let store = args.places.store()?;
         let (jobs, spec) = (Jobs::new(&lab), ExecutorSpec::find(&args.on, &lab)?);
@@ -120,11 +121,11 @@ impl<'a> Asked<'a> {
     /// What it is called, and what there is of it, on this machine if it runs here.
     pub(super) fn named(&self) -> Result<(String, Option<Opened>)> {
         let Self { args, experiment, spec, .. } = self;
-        let (mut records, _) = self.store.of_experiment(&experiment.records)?;
+        let (mut records, _) = self.store.of_experiment(&experiment.id)?;
         let local = spec.kind == ExecutorKind::Local;
         records.retain(|opened| !local || opened.record.machine.name == self.machine.name);
         let mut jobs = self.jobs.all()?;
-        jobs.retain(|job| job.experiment == experiment.records);
+        jobs.retain(|job| job.experiment == experiment.id);
         let run_id = match (&args.run_id, args.resume) {
             (Some(given), _) => given.clone(),
             (None, false) => spec.run_name(&self.lab, |name| {
