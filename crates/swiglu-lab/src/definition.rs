@@ -27,8 +27,8 @@ pub const DEFINITION_SCHEMA: usize = 2;
 pub struct Experiment {
     /// Unique, and the stem of its file.
     pub id: String,
-    /// The experiment whose records answer it: itself, or another that measures the same for another claim.
-    pub records: String,
+    /// Another experiment, which measures the same for another claim, and whose records answer this one.
+    pub records: Option<String>,
     /// One line.
     pub title: String,
     /// One sentence that ends in a question mark.
@@ -207,7 +207,7 @@ impl Experiment {
     fn identity(&self) -> String {
         let mut measured = json!({
             "schema": DEFINITION_SCHEMA,
-            "id": self.records,
+            "id": self.measured_as(),
             "device": self.device,
             "profiles": self.profiles,
             "cases": self.cases,
@@ -235,12 +235,14 @@ impl Experiment {
     /// # Errors
     /// [`LabError::Name`] with the one to measure.
     pub fn expect_measured(&self) -> Result<()> {
-        if self.records == self.id {
-            return Ok(());
-        }
-        let expected =
-            format!("`{}`, whose records answer this one too: measure that", self.records);
+        let Some(records) = &self.records else { return Ok(()) };
+        let expected = format!("`{records}`, whose records answer this one too: measure that");
         Err(LabError::name("experiment", &self.id, expected))
+    }
+
+    /// The experiment whose records answer it.
+    pub fn measured_as(&self) -> &str {
+        self.records.as_ref().unwrap_or(&self.id)
     }
 
     /// The profile of this id.

@@ -41,7 +41,7 @@ fn rows_of_a_record_give_it_back_and_are_short() {
     let again = Store::new(dir.path());
     let (mut before, mut after) = (0, 0);
     for experiment in Experiment::read_dir(&lab().join("experiments")).unwrap() {
-        for opened in kept.of_experiment(&experiment.unwrap().records).unwrap().0 {
+        for opened in kept.of_experiment(experiment.unwrap().measured_as()).unwrap().0 {
             let path = dir.path().join("record.json");
             let _ = fs::remove_file(&path);
             let mut record = opened.record;
@@ -80,7 +80,7 @@ fn every_experiment_has_a_verdict_and_what_is_open_says_what_would_decide_it() {
     let mut verdicts = BTreeMap::new();
     for experiment in experiments {
         let experiment = experiment.unwrap();
-        let (records, refused) = store.of_experiment(&experiment.records).unwrap();
+        let (records, refused) = store.of_experiment(experiment.measured_as()).unwrap();
         assert!(refused.is_empty(), "{refused:?}");
         let mut machines: Vec<_> = records.iter().map(|r| &r.record.machine.name).collect();
         let count = machines.len();

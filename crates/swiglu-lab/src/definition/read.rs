@@ -116,7 +116,10 @@ fn measured(raw: &mut Raw, place: &Place<'_>) -> Result<Experiment> {
     let Raw { records, device, profiles, cases, metrics, pace, .. } = raw;
     let there = (device.take(), profiles.take(), cases.take(), metrics.take(), pace.take());
     match (records, there) {
-        (Some(records), (None, None, None, None, None)) => of_other(records, place),
+        (Some(records), (None, None, None, None, None)) => {
+            let other = of_other(records, place)?;
+            Ok(Experiment { records: Some(other.id.clone()), ..other })
+        }
         (Some(records), _) => {
             let message = "records: the other experiment says what is measured; expected no device, profiles, \
                            cases, metrics and pace beside it";
@@ -124,7 +127,7 @@ fn measured(raw: &mut Raw, place: &Place<'_>) -> Result<Experiment> {
         }
         (None, (Some(device), Some(profiles), Some(cases), Some(metrics), pace)) => {
             Ok(Experiment {
-                records: raw.id.get_ref().clone(),
+                id: raw.id.get_ref().clone(),
                 device,
                 profiles: self::profiles(&profiles, place)?,
                 cases: self::cases(device, &cases, place)?,

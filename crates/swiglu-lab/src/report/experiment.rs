@@ -178,8 +178,8 @@ fn in_words(e: &Experiment) -> Markup {
             b { (floor) }
         }
         "."
-        @if e.expect_measured().is_err() {
-            " The records are those of " a href={ "../" (path(&e.records)) } { (e.records) } "."
+        @if let Some(records) = &e.records {
+            " The records are those of " a href={ "../" (path(records)) } { (records) } "."
         }
     }
 }

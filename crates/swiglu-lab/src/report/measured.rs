@@ -99,8 +99,8 @@ fn section(out: &mut String, root: &Path, site: &Site, entry: &Entry) {
     }
     *out += &format!("Ours is `{}`, beside {}", e.claim.subject, rivals(e));
     *out += &decisive.map_or(String::new(), |d| format!(", on {}", d.machine));
-    if e.expect_measured().is_err() {
-        *out += &format!(", by the records of [{0}](#{0})", e.records);
+    if let Some(records) = &e.records {
+        *out += &format!(", by the records of [{records}](#{records})");
     }
     *out += &format!("; {}. Not covered: {}", labels.common, first_sentence(&e.boundary));
     for id in &e.decisions {

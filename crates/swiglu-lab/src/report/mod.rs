@@ -46,7 +46,7 @@ pub struct Entry {
 impl Entry {
     /// An experiment with its records, and the files that are none.
     pub fn of(experiment: Experiment, store: &Store, history: &History) -> Result<Self> {
-        let (records, refused) = store.of_experiment(&experiment.records)?;
+        let (records, refused) = store.of_experiment(experiment.measured_as())?;
         let verdict = Verdict::of(&experiment, &records);
         let age = |o: &Opened| history.age(&o.record.code, experiment.device);
         let ages = records.iter().map(age).collect();
@@ -96,7 +96,7 @@ impl Site {
             match definition {
                 Ok(experiment) => {
                     let entry = Entry::of(experiment, store, history)?;
-                    ids.push(entry.experiment.records.clone());
+                    ids.push(entry.experiment.measured_as().to_owned());
                     counted.extend(entry.records.iter().map(|r| r.path.clone()));
                     counted.extend(
                         entry.refused.iter().filter_map(LabError::path).map(Path::to_path_buf),
@@ -123,7 +123,7 @@ impl Site {
     /// Everything that could not be read: definitions, decisions, records.
     pub fn troubles(&self) -> Vec<String> {
         // Experiments that share records share what is refused among them.
-        let own = self.experiments.iter().filter(|e| e.experiment.expect_measured().is_ok());
+        let own = self.experiments.iter().filter(|e| e.experiment.records.is_none());
         let refused = own.flat_map(|e| &e.refused).map(LabError::to_string);
         self.broken.iter().cloned().chain(refused).collect()
     }
@@ -138,7 +138,7 @@ impl Site {
             let html = experiment::page(self, entry);
             files.insert(experiment::path(&entry.experiment.id), html.into_bytes());
             // The pages of its runs are those of the experiment that was measured.
-            let own = entry.experiment.expect_measured().is_ok();
+            let own = entry.experiment.records.is_none();
             for opened in entry.records.iter().filter(|_| own) {
                 let html = run::page(entry, opened);
                 files.insert(run::path(opened, "html"), html.into_bytes());

@@ -130,8 +130,8 @@ fn an_experiment_may_claim_more_of_the_records_of_another() {
         Experiment::find(dir.path(), "goal")
     };
     let (made_up, found) = (parse(DEFINITION).unwrap(), goal("\"made-up\"", "").unwrap());
-    assert_eq!((found.id.as_str(), found.records.as_str()), ("goal", "made-up"));
-    assert_eq!(made_up.records, "made-up");
+    assert_eq!((found.id.as_str(), found.measured_as()), ("goal", "made-up"));
+    assert_eq!((&made_up.records, made_up.measured_as()), (&None, "made-up"));
     assert_eq!(found.definition_hash, made_up.definition_hash);
     assert_eq!((&found.profiles, &found.cases), (&made_up.profiles, &made_up.cases));
     // Measured is the other, under its own name.

@@ -91,7 +91,8 @@ fn runs_are_of_what_was_measured() {
     let mut site = site(dir.path());
     let (id, title) = ("z-goal".to_owned(), "What it is to reach".to_owned());
     let measured = &site.experiments[0];
-    let experiment = Experiment { id, title, ..measured.experiment.clone() };
+    let of = Some(measured.experiment.id.clone());
+    let experiment = Experiment { id, title, records: of, ..measured.experiment.clone() };
     let (records, ages) = (measured.records.clone(), measured.ages.clone());
     let verdict = Verdict::of(&experiment, &records);
     site.experiments.push(Entry { experiment, verdict, records, ages, refused: Vec::new() });

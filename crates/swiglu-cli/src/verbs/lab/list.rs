@@ -105,15 +105,15 @@ pub(super) fn show(id: &str, places: &PlaceArgs, terminal: &mut Terminal) -> Res
     let (claim, boundary) = (&experiment.claim.text, &experiment.boundary);
     let document = json!({
         "id": experiment.id, "title": experiment.title, "question": experiment.question,
-        "records_of": experiment.records, "claim": claim, "verdict": verdict.state, "headline": verdict.headline,
+        "records_of": experiment.measured_as(), "claim": claim, "verdict": verdict.state, "headline": verdict.headline,
         "machines": verdict.machines, "boundary": boundary,
         "records": records.iter().zip(&ages).map(kept).collect::<Vec<_>>(),
     });
     terminal.print(&document, |_, terminal| {
         writeln!(terminal, "{}: {}", verdict.state, verdict.headline)?;
         writeln!(terminal, "question  {}\nclaim     {claim}", experiment.question)?;
-        if experiment.expect_measured().is_err() {
-            writeln!(terminal, "records   those of {}", experiment.records)?;
+        if let Some(records) = &experiment.records {
+            writeln!(terminal, "records   those of {records}")?;
         }
         for machine in &verdict.machines {
             writeln!(terminal, "\n{} ({}): {}", machine.machine, machine.run_id, machine.state)?;
