@@ -215,9 +215,9 @@ pub(crate) fn pack_bias(
     width: usize,
     bias: impl Fn(usize, usize) -> f32,
 ) -> Result<Buffer> {
-    let lanes = panels.saturating_mul(width);
-    let mut buffer = Buffer::zeroed(lanes.saturating_mul(size_of::<f32>()))?;
-    for i in 0..lanes {
+    // There is a bias for each feature: the number of these is one.
+    let mut buffer = Buffer::zeroed(panels * width * size_of::<f32>())?;
+    for i in 0..panels * width {
         // SAFETY: `i` is below the number of `f32` the buffer was made for.
         unsafe { *buffer.as_mut_ptr().cast::<f32>().add(i) = bias(i / width, i % width) };
     }

@@ -105,7 +105,8 @@ pub(super) fn show(id: &str, places: &PlaceArgs, terminal: &mut Terminal) -> Res
     let (claim, boundary) = (&experiment.claim.text, &experiment.boundary);
     let document = json!({
         "id": experiment.id, "title": experiment.title, "question": experiment.question,
-        "records_of": experiment.measured_as(), "claim": claim, "verdict": verdict.state, "headline": verdict.headline,
+        "records_of": experiment.measured_as(), "claim": claim,
+        "verdict": verdict.state, "headline": verdict.headline,
         "machines": verdict.machines, "boundary": boundary,
         "records": records.iter().zip(&ages).map(kept).collect::<Vec<_>>(),
     });
