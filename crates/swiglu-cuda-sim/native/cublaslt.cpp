@@ -223,6 +223,7 @@ struct Heuristic {
   int reserved[4];
 };
 constexpr uint64_t ALGORITHM_MARK = 0x6d697371736c;
+constexpr uint32_t ALGORITHM_ID = 66;
 // CUBLASLT_MATMUL_TILE_*, CUBLASLT_CLUSTER_SHAPE_*: 128x256 and 128x128 in clusters of 2x1, 128x160 alone and in 1x2.
 struct Configuration {
   uint32_t tile;
@@ -383,8 +384,19 @@ SIM_API int cublasLtMatmulAlgoConfigGetAttribute(const Algorithm* algorithm, int
     return SUCCESS;
   };
   switch (attribute) {
+    case 0:
+      return give(ALGORITHM_ID);
     case 1:
       return give(of.tile);
+    case 2:  // One part of K.
+      return give(uint32_t{1});
+    case 3:
+    case 4:
+    case 5:
+    case 6:
+      return give(uint32_t{0});
+    case 7:
+      return give(uint16_t{0});
     case 8:
       return give(of.cluster);
     default:

@@ -87,7 +87,7 @@ fn main() -> Result<()> {
         let mut us = NAMES.map(|_| Vec::new());
         let (out_in, in_out) = (Orientation::OutIn, Orientation::InOut);
         let product = |shape, transposed, orientation| {
-            ceilings::Product::<bf16>::new(&stream, shape, transposed, orientation)
+            ceilings::Product::<bf16, bf16>::new(&stream, shape, transposed, orientation)
         };
         let mut products = [
             product([m, k, 2 * h], false, out_in)?,

@@ -130,7 +130,7 @@ fn rate_between(
 fn clock(stream: &Stream) -> Result<f64> {
     let sms = stream.cuda().facts().sm_count as usize;
     let side = (sms * 64).next_multiple_of(256).clamp(256, 4096);
-    let mut product = Product::<bf16>::new(stream, [side; 3], false, Orientation::OutIn)?;
+    let mut product = Product::<bf16, bf16>::new(stream, [side; 3], false, Orientation::OutIn)?;
     let (begun, mut products) = (Instant::now(), 0);
     let mut before = stream.record()?;
     while begun.elapsed() < HEAT {

@@ -379,6 +379,46 @@ fn tuning_is_kept_and_followed() {
     assert!(explained["plan"]["reason"].as_str().unwrap().contains("expected"), "{explained}");
 }
 
+/// What cuBLASLt proposes for the products of a training step is measured, kept, added to, and said of a plan.
+#[test]
+fn products_of_training_steps_are_tuned_and_kept() {
+    let Some(mut command) = on_device() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().to_str().unwrap();
+    let tune = |m: &str| {
+        let shape = format!("{m},72,40");
+        let args = ["tune", "--device", "cuda", "--training", "--seconds", "0", "--json"];
+        let ended = end(on_device().unwrap().args(args).args(["--shape", &shape, "--out", out]));
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        ended.json()
+    };
+    let report = tune("24");
+    let entries = report["entries"].as_array().unwrap();
+    // y, dx, and of three gradients of weights each also added to f32.
+    assert_eq!(entries.len(), 8, "{report}");
+    for entry in entries {
+        let trials = entry["trials"].as_array().unwrap();
+        assert_eq!(trials.len(), 4, "{entry}");
+        let measured = |t: &Value| t["outcome"] == "measured" && t["median_us"].is_number();
+        assert!(trials.iter().all(measured), "{entry}");
+    }
+    let gemm = |entry: &Value, name: &str| entry["gemm"][name].clone();
+    let added = entries.iter().filter(|e| gemm(e, "accumulate") == true);
+    assert!(added.clone().count() == 3 && added.clone().all(|e| gemm(e, "out") == "f32"));
+    tune("48");
+    let record = report["record"].as_str().unwrap();
+    assert!(record.ends_with(".gemms.json"), "{record}");
+    let text = std::fs::read_to_string(record).unwrap();
+    assert_eq!(text.matches("\"gemm\"").count(), 16);
+    let shape = ["explain", "--m", "24", "--hidden", "72", "--intermediate", "40", "--json"];
+    command.args(shape).args(["--dtype", "bf16", "--device", "cuda"]);
+    let explained = end(command.env("SWIGLU_TUNING_DIR", out)).json();
+    let notes = explained["notes"].as_array().unwrap();
+    let said =
+        |note: &Value| note.as_str().unwrap().contains("16 products measured, for cuBLASLt 13.0");
+    assert!(notes.iter().any(said), "{explained}");
+}
+
 #[test]
 fn tuning_refuses_what_it_cannot_do() {
     let Some(ended) = swiglu(&["tune", "--device", "cuda"]) else { return };
@@ -391,4 +431,7 @@ fn tuning_refuses_what_it_cannot_do() {
     let out = file.path().to_str().unwrap();
     let shape = ["tune", "--device", "cuda", "--shape", "1,8,8", "--seconds", "0", "--out", out];
     swiglu(&shape).unwrap().refused(&[out, "not kept"]);
+    swiglu(&[&shape[..], &["--training"]].concat()).unwrap().refused(&[out, "not kept"]);
+    let f32 = ["tune", "--device", "cuda", "--training", "--shape", "8,8,8", "--dtype", "f32"];
+    swiglu(&f32).unwrap().refused(&["bf16 and f16, given f32"]);
 }

@@ -17,7 +17,7 @@ use crate::device::jit::cache::{CacheOptions, CacheWarning, KernelCache};
 use crate::device::jit::variant::Variant;
 use crate::device::launch::{Function, Functions};
 use crate::device::leftovers::release_unused;
-use crate::device::lt::{Lt, cublaslt_version};
+use crate::device::lt::{Lt, Measured, cublaslt_version};
 use crate::device::memory::Memory;
 use crate::device::stream::{Borrowed, BorrowedStream, Stream, StreamInner};
 use crate::device::workspace::ScratchPool;
@@ -28,6 +28,8 @@ pub(crate) struct Opening {
     pub(crate) tf32: bool,
     pub(crate) plain_allocations: bool,
     pub(crate) cache: CacheOptions,
+    /// What a floor above knows of cuBLASLt's algorithms, asked when the first layer needs them.
+    pub(crate) gemms: fn(&Cuda) -> Vec<Arc<Measured>>,
 }
 
 /// A CUDA device with its compiled kernels. Clones share everything.
@@ -56,6 +58,7 @@ struct Inner {
     borrowed: Borrowed,
     scratch: Arc<ScratchPool>,
     functions: Functions,
+    gemms: fn(&Cuda) -> Vec<Arc<Measured>>,
     /// Made by the first layer that needs it.
     lt: Mutex<Option<Arc<Lt>>>,
     memory: Arc<Memory>,
@@ -92,6 +95,7 @@ impl Cuda {
             borrowed: Borrowed::default(),
             scratch,
             functions: Functions::new(arch, cache),
+            gemms: opening.gemms,
             lt: Mutex::default(),
             memory,
         })))
@@ -244,7 +248,7 @@ impl Cuda {
         if let Some(lt) = &*lt {
             return Ok(lt.clone());
         }
-        let made = Arc::new(Lt::new(self)?);
+        let made = Arc::new(Lt::new(self, &(self.0.gemms)(self))?);
         *lt = Some(made.clone());
         Ok(made)
     }

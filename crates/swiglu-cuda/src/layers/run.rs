@@ -5,7 +5,7 @@ use swiglu_core::{Element, Op};
 use super::layer::{Asked, Layer};
 use super::weights::{Products, padded};
 use crate::device::error::{CudaError, Result};
-use crate::device::lt::{LinearWeights, Lt, Product};
+use crate::device::lt::{By, LinearWeights, Lt, Product};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::device::workspace::{DeviceScratch, Work};
@@ -249,7 +249,8 @@ impl<K, T: Element> Layer<K, T> {
 
     /// How cuBLASLt multiplies.
     pub(super) fn product(&self) -> Product {
-        Product { fixed: self.problem.numerics.batch_invariant, ..Product::default() }
+        let by = if self.problem.numerics.batch_invariant { By::Fixed } else { By::Planned };
+        Product { by, ..Product::default() }
     }
 
     fn lt(&self) -> Result<&Lt> {

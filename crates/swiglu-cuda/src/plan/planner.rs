@@ -13,6 +13,7 @@ use crate::device::cuda::{Cuda, Opening};
 use crate::device::error::Result;
 use crate::device::facts::DeviceFacts;
 use crate::device::jit::cache::CacheOptions;
+use crate::device::lt::cublaslt_version;
 use crate::kernels::decode_mlp::Limits;
 
 /// How a [`Cuda`] is made.
@@ -207,6 +208,7 @@ impl Cuda {
             tf32: options.tf32,
             plain_allocations: options.plain_allocations,
             cache: options.cache.clone(),
+            gemms: |cuda| Planner::of(cuda).tuning().gemms.clone(),
         };
         Self::open(&opening, |context, facts, arch| {
             let limits = Limits::new(context, facts, arch);
@@ -270,5 +272,26 @@ impl Cuda {
         let subject = tuning::Subject::here(self.facts(), self.arch());
         let rates = Rates::from(self.facts());
         tuning::keep(&dir, subject, self.facts().driver_version, rates, entries)
+    }
+
+    /// Keeps measurements of cuBLASLt's proposals for devices that are opened from now on: adds them to what the directory of
+    /// `options` has of this kind of device and this version of cuBLASLt. What it has of another is replaced, and the reason
+    /// is returned beside the file's path.
+    ///
+    /// # Errors
+    /// [`NotKept`], and the file is as it was.
+    pub fn keep_gemms(
+        &self,
+        options: &TuningOptions,
+        entries: Vec<tuning::GemmEntry>,
+    ) -> std::result::Result<(PathBuf, Option<Refusal>), NotKept> {
+        let dir = options.directory().ok_or_else(NotKept::nowhere)?;
+        // Plans of this device stay what they are.
+        Planner::of(self).basis();
+        let version = cublaslt_version();
+        let (major, minor, _) =
+            version.map_err(|e| NotKept { path: dir.clone(), why: e.to_string() })?;
+        let subject = tuning::GemmSubject::here(self.facts(), self.arch());
+        tuning::keep_gemms(&dir, subject, (major, minor), entries)
     }
 }

@@ -5,6 +5,7 @@ use swiglu_core::{DType, Op, Orientation, Pass, Path, Plan, Problem, SavePolicy}
 
 use super::algorithm::product;
 use super::cost::backward as cost;
+use super::tuning::{DOWN, DX, GATE_UP, gemms_of_step};
 use super::{Algorithm, BACKEND, Candidate, Planner, Why, choose, of_h};
 use crate::device::cuda::Cuda;
 use crate::kernels::dgated_gemm::{Call, Kernel};
@@ -164,18 +165,23 @@ impl Cuda {
                 vec![taken("dgate, dup", "elementwise", seconds, "one pass over dh, gate and up")]
             }
         };
+        let product = |step: &str, seconds: f64, why: &str| {
+            let why =
+                self.by_measured(problem, step).map_or(why.to_owned(), |by| format!("{why}; {by}"));
+            taken(step, "cublaslt", seconds, &why)
+        };
         let why = "one product over the weights of gate and up";
-        all.push(taken("dx", "cublaslt", cost::input(problem, model), why));
+        all.push(product(DX, cost::input(problem, model), why));
         let why = match problem.layout.orientation {
             Orientation::OutIn => {
                 "one product for both where they lie one behind the other, else one for each"
             }
             Orientation::InOut => "one product for each",
         };
-        all.push(taken("dw_gate, dw_up", "cublaslt", cost::gate_up_weights(problem, model), why));
+        all.push(product(GATE_UP, cost::gate_up_weights(problem, model), why));
         if is_block {
             let why = "one product with h, computed again";
-            all.push(taken("dw_down", "cublaslt", cost::down_weight(problem, model), why));
+            all.push(product(DOWN, cost::down_weight(problem, model), why));
         }
         if problem.bias {
             let step = if is_block { "db_gate, db_up, db_down" } else { "db_gate, db_up" };
@@ -183,6 +189,15 @@ impl Cuda {
             all.push(taken(step, "column_sums", seconds, "sums of columns in one order"));
         }
         all
+    }
+
+    /// By what cuBLASLt computes a product, where that is not what it proposes first.
+    fn by_measured(&self, problem: &Problem, step: &str) -> Option<String> {
+        let (_, gemm) = gemms_of_step(problem).into_iter().find(|(of, _)| *of == step)?;
+        let (_, share) = self.lt().ok()?.measured(&gemm)?;
+        let by =
+            format!("by the proposal that was measured to take {share:.2} of the first's time");
+        (share < 1.0).then_some(by)
     }
 
     /// The kernels that differentiate in the epilogue of dh, and the way step by step.

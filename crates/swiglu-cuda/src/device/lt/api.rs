@@ -5,6 +5,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
+use super::gemm::GemmAlgorithm;
 use crate::device::sys::CUstream;
 use swiglu_core::DType;
 
@@ -97,7 +98,14 @@ mod preference {
 
 /// `cublasLtMatmulAlgoConfigAttributes_t`.
 mod config {
+    pub(super) const ID: i32 = 0;
     pub(super) const TILE: i32 = 1;
+    pub(super) const SPLIT_K: i32 = 2;
+    pub(super) const REDUCTION: i32 = 3;
+    pub(super) const SWIZZLING: i32 = 4;
+    pub(super) const OPTION: i32 = 5;
+    pub(super) const STAGES: i32 = 6;
+    pub(super) const INNER_SHAPE: i32 = 7;
     pub(super) const CLUSTER: i32 = 8;
 }
 /// `CUBLASLT_MATMUL_TILE_128x128` and `_128x160`.
@@ -134,6 +142,23 @@ impl Api {
         let cluster = self.config(algorithm, config::CLUSTER);
         tile.is_some_and(|tile| SHORT_TILES.contains(&tile))
             && cluster.is_some_and(|cluster| PAIRS.contains(&cluster))
+    }
+
+    /// What identifies an algorithm, where the library says it.
+    pub(super) fn identify(&self, algorithm: &Algorithm) -> Option<GemmAlgorithm> {
+        let number = |attribute| self.config::<u32>(algorithm, attribute);
+        let short = |attribute| self.config::<u16>(algorithm, attribute);
+        Some(GemmAlgorithm {
+            id: number(config::ID)?,
+            tile: number(config::TILE)?,
+            stages: number(config::STAGES)?,
+            cluster: short(config::CLUSTER)?,
+            inner_shape: short(config::INNER_SHAPE)?,
+            split_k: number(config::SPLIT_K)?,
+            reduction: number(config::REDUCTION)?,
+            swizzling: number(config::SWIZZLING)?,
+            option: number(config::OPTION)?,
+        })
     }
 
     fn config<V: Copy + Default>(&self, algorithm: &Algorithm, attribute: i32) -> Option<V> {

@@ -5,7 +5,9 @@ use std::fmt;
 use swiglu_core::{DType, Element, Orientation};
 
 use super::api::Transpose;
-use super::{FIXED_ALIGNMENT, LinearWeights, Product};
+use super::gemm::Gemm;
+use super::proposals::FIXED_ALIGNMENT;
+use super::{By, LinearWeights, Product};
 use crate::device::arch::Arch;
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 
@@ -44,7 +46,8 @@ impl Key {
         let [w_rows, w_cols] = if transpose == Transpose::Yes { [n, k] } else { [k, n] };
         // A single row has no stride, and may be said to have any. Where the algorithm is one for every number of rows, it
         // follows the stride of these.
-        let any = |stride, cols| !product.fixed || stride < cols;
+        let fixed = product.by == By::Fixed;
+        let any = |stride, cols| !fixed || stride < cols;
         let stride =
             |rows, cols, stride| if rows == 1 && any(stride, cols) { cols } else { stride };
         let written = y.device_ptr();
@@ -53,7 +56,7 @@ impl Key {
             stride(w_rows, w_cols, w.row_stride),
             stride(m, n, y.row_stride()),
         ];
-        let of_rows = |address: u64, row_bytes: usize| match product.fixed {
+        let of_rows = |address: u64, row_bytes: usize| match fixed {
             true => alignment(address | row_bytes as u64).min(FIXED_ALIGNMENT),
             false => alignment(address),
         };
@@ -84,6 +87,18 @@ const FEW_TOKENS: usize = 1024;
 const MANY_FEATURES: usize = 1024;
 
 impl Key {
+    /// What is measured of algorithms for it; nothing with a bias, or of f32.
+    pub(super) fn gemm(&self) -> Option<Gemm> {
+        let Self { m, k, n, dtype, out, product: Product { transposed, accumulate, .. }, .. } =
+            *self;
+        let weights = match self.transpose {
+            Transpose::Yes => Orientation::OutIn,
+            Transpose::No => Orientation::InOut,
+        };
+        let gemm = Gemm { m, k, n, transposed, weights, accumulate, dtype, out };
+        (!self.bias && dtype != DType::F32).then_some(gemm)
+    }
+
     /// Whether tiles of 128 × 128 or 128 × 160 are taken where cuBLASLt proposes them. Of gradients of weights of few tokens it
     /// proposes larger ones first, which end with more to write than such short sums hide
     /// (docs/kernels/own-products.txt). With more tokens it is less, and at the limit of power nothing.

@@ -5,12 +5,14 @@
 //! the output features is one along the rows of D, which its epilogue adds.
 
 mod api;
+mod gemm;
 mod key;
+mod proposals;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -25,7 +27,9 @@ use crate::device::loading;
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 pub use api::cublaslt_version;
-use api::{Algorithm, Api, Choice, Compute, NOT_SUPPORTED, Owned, Transpose, api, lt};
+use api::{Algorithm, Api, Compute, Owned, Transpose, api, lt};
+pub(crate) use gemm::Measured;
+pub use gemm::{Gemm, GemmAlgorithm};
 use key::Key;
 
 /// Weights of a linear map in device memory that someone else owns.
@@ -50,8 +54,20 @@ pub(crate) struct Product {
     pub(crate) transposed: bool,
     /// Whether it is added to what y holds.
     pub(crate) accumulate: bool,
-    /// Whether one algorithm, which makes each sum in one sequence, computes it for every number of rows of x.
-    pub(crate) fixed: bool,
+    /// What computes it.
+    pub(crate) by: By,
+}
+
+/// Which of cuBLASLt's algorithms computes a product.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) enum By {
+    /// The one that was measured to be the fastest, where its problem was measured, else what it proposes first.
+    #[default]
+    Planned,
+    /// What it proposes, by number, from 0.
+    Proposal(u8),
+    /// One that makes each sum in one sequence, for every number of rows of x.
+    Fixed,
 }
 
 /// Linear maps on one device.
@@ -62,6 +78,8 @@ pub(crate) struct Lt {
     tf32: bool,
     arch: Arch,
     scratch_bytes: usize,
+    /// What was measured of this version of cuBLASLt, in order of preference.
+    measured: Vec<Arc<Measured>>,
     /// Descriptors and the chosen algorithm for every problem met so far.
     prepared: RwLock<HashMap<Key, Prepared>>,
 }
@@ -77,12 +95,6 @@ impl Drop for Lt {
 
 /// Problems that are remembered. Serving meets a few hundred; beyond this the memory is worth more.
 const REMEMBERED: usize = 4096;
-/// How many algorithms are asked for; the first that works is taken, but for [`Key::prefers_short_tiles`], where it is twice as many.
-const ASKED: u8 = 4;
-/// The number of rows that the algorithm for every number of them is asked for.
-const FIXED_ROWS: usize = 128;
-/// What addresses and rows are taken to be multiples of there: one row of a matrix begins at other multiples than the next.
-const FIXED_ALIGNMENT: u32 = 16;
 
 struct Prepared {
     operation: Owned,
@@ -96,14 +108,16 @@ struct Prepared {
 }
 
 impl Lt {
-    /// cuBLASLt on a device.
+    /// cuBLASLt on a device, with what was measured of its algorithms there, by any version.
     ///
     /// # Errors
     /// [`CudaError::LibraryMissing`], [`CudaError::SymbolMissing`], or what cuBLASLt reports.
-    pub(crate) fn new(cuda: &Cuda) -> Result<Self> {
+    pub(crate) fn new(cuda: &Cuda, measured: &[Arc<Measured>]) -> Result<Self> {
         loading::expect_allowed(|| "cuBLASLt".into())?;
         let api = api()?;
         cuda.bind()?;
+        let (major, minor, _) = cublaslt_version()?;
+        let of_this = measured.iter().filter(|measured| measured.version == (major, minor));
         Ok(Self {
             api,
             context: cuda.context().clone(),
@@ -111,6 +125,7 @@ impl Lt {
             tf32: cuda.tf32(),
             arch: cuda.arch(),
             scratch_bytes: Self::scratch_bytes(cuda.arch()),
+            measured: of_this.cloned().collect(),
             prepared: RwLock::default(),
         })
     }
@@ -221,7 +236,31 @@ impl Lt {
         Ok(())
     }
 
+    /// What identifies the algorithms that cuBLASLt proposes for a product, of those that say it.
+    ///
+    /// # Errors
+    /// As [`Self::product`].
+    pub(crate) fn proposed<T: Element, Y: Element>(
+        &self,
+        x: &DeviceMatrixRef<'_, T>,
+        w: &LinearWeights,
+        y: &DeviceMatrixMut<'_, Y>,
+        product: Product,
+    ) -> Result<Vec<GemmAlgorithm>> {
+        self.context.bind()?;
+        let key = Key::of(x, w, y, product);
+        let proposals = self.proposals(&key, &self.describe(&key)?)?;
+        Ok(proposals.iter().map_while(|proposal| self.api.identify(proposal)).collect())
+    }
+
     fn prepare(&self, key: &Key) -> Result<Prepared> {
+        let described = self.describe(key)?;
+        let algorithm = self.algorithm(key, &described)?;
+        Ok(Prepared { algorithm, ..described })
+    }
+
+    /// The descriptors of a problem, with no algorithm.
+    fn describe(&self, key: &Key) -> Result<Prepared> {
         let api = self.api;
         let [x_stride, w_stride, y_stride] = key.strides;
         let compute = match key.dtype == DType::F32 && self.tf32 {
@@ -236,106 +275,14 @@ impl Lt {
             true => (Transpose::Yes, key.m, key.k),
             false => (Transpose::No, key.k, key.m),
         };
-        let mut prepared = Prepared {
+        Ok(Prepared {
             operation: Owned::operation(api, compute, [key.transpose, transpose_x], key.bias)?,
             bias: Mutex::default(),
             weights: Owned::layout(api, key.dtype, rows, cols, w_stride)?,
             x: Owned::layout(api, key.dtype, x_rows, x_cols, x_stride)?,
             y: Owned::layout(api, key.out, key.n, key.m, y_stride)?,
             algorithm: Algorithm::default(),
-        };
-        prepared.algorithm = match key.product.fixed {
-            true => self.fixed(key, &prepared)?,
-            false => {
-                let preference = Owned::preference(api, self.scratch_bytes, key.alignments, true)?;
-                self.choose(key, &prepared, [&prepared.x, &prepared.y], &preference)?
-            }
-        };
-        Ok(prepared)
-    }
-
-    /// The algorithm for every number of rows, which cuBLASLt has for these, too.
-    fn fixed(&self, key: &Key, p: &Prepared) -> Result<Algorithm> {
-        let (api, [_, of_x, of_y, _]) = (self.api, key.alignments);
-        let layout = |dtype: DType, cols: usize, alignment: u32| {
-            let stride = cols.next_multiple_of(alignment as usize / dtype.size());
-            Owned::layout(api, dtype, cols, FIXED_ROWS, stride)
-        };
-        let (x, y) = (layout(key.dtype, key.k, of_x)?, layout(key.out, key.n, of_y)?);
-        let preference = Owned::preference(api, self.scratch_bytes, key.alignments, false)?;
-        let algorithm = self.choose(key, p, [&x, &y], &preference)?;
-        let mut choice = Choice::default();
-        // SAFETY: live descriptors, and a place for the result.
-        unsafe {
-            lt!(
-                api,
-                cublasLtMatmulAlgoCheck(
-                    self.handle.raw(),
-                    p.operation.raw(),
-                    p.weights.raw(),
-                    p.x.raw(),
-                    p.y.raw(),
-                    p.y.raw(),
-                    &algorithm,
-                    &mut choice,
-                )
-            )
-        }?;
-        match choice.workspace_bytes <= self.scratch_bytes {
-            true => Ok(algorithm),
-            false => Err(CudaError::Unsupported {
-                what: key.to_string(),
-                why: "cuBLASLt's algorithm for every number of rows needs more scratch memory"
-                    .into(),
-            }),
-        }
-    }
-
-    /// The first algorithm that cuBLASLt proposes and that fits into the scratch memory, or of short tiles where they are preferred.
-    fn choose(
-        &self,
-        key: &Key,
-        p: &Prepared,
-        [x, y]: [&Owned; 2],
-        preference: &Owned,
-    ) -> Result<Algorithm> {
-        let prefers_short = key.prefers_short_tiles(self.arch);
-        let asked = if prefers_short { 2 * ASKED } else { ASKED };
-        let mut choices = [Choice::default(); 2 * ASKED as usize];
-        let mut found: c_int = 0;
-        // SAFETY: live descriptors, and places for as many results as are asked for.
-        let status = unsafe {
-            (self.api.cublasLtMatmulAlgoGetHeuristic)(
-                self.handle.raw(),
-                p.operation.raw(),
-                p.weights.raw(),
-                x.raw(),
-                y.raw(),
-                y.raw(),
-                preference.raw(),
-                c_int::from(asked),
-                choices.as_mut_ptr(),
-                &mut found,
-            )
-        };
-        if status != NOT_SUPPORTED {
-            self.api.check("cublasLtMatmulAlgoGetHeuristic", status)?;
-        }
-        let found = usize::try_from(found).unwrap_or(0).min(choices.len());
-        let fits = |c: &&Choice| c.state == 0 && c.workspace_bytes <= self.scratch_bytes;
-        let mut fitting = choices[..found].iter().filter(fits);
-        let first = fitting.clone().next();
-        let short = match prefers_short {
-            true => fitting.find(|choice| self.api.has_short_tiles(&choice.algorithm)),
-            false => None,
-        };
-        match short.or(first) {
-            Some(choice) => Ok(choice.algorithm),
-            None => Err(CudaError::Unsupported {
-                what: key.to_string(),
-                why: "cuBLASLt has no algorithm for it".into(),
-            }),
-        }
+        })
     }
 
     /// # Safety

@@ -115,7 +115,7 @@ fn cases() -> Vec<Case> {
                 let bias = i % 2 == 0;
                 for transposed in [false, true] {
                     for accumulate in [false, true] {
-                        let product = Product { transposed, accumulate, fixed: false };
+                        let product = Product { transposed, accumulate, by: By::Planned };
                         cases.push(Case { m, k, n, orientation, bias, offset, pad, product });
                     }
                 }
@@ -128,7 +128,7 @@ fn cases() -> Vec<Case> {
 #[test]
 fn products_are_right_for_every_orientation_stride_and_alignment() {
     let Some(cuda) = common::device() else { return };
-    let lt = Lt::new(&cuda).unwrap();
+    let lt = Lt::new(&cuda, &[]).unwrap();
     for case in cases() {
         let worst = [
             worst::<f32, f32>(&cuda, &lt, case, 0.0),
@@ -147,7 +147,7 @@ fn tf32_is_used_where_it_was_asked_for() {
     let cache = CacheOptions { dir: Some(dir.to_owned()), ..CacheOptions::default() };
     let options = CudaOptions { tf32: true, cache, ..CudaOptions::default() };
     let cuda = Cuda::with_options(&options).unwrap();
-    let lt = Lt::new(&cuda).unwrap();
+    let lt = Lt::new(&cuda, &[]).unwrap();
     let orientation = Orientation::OutIn;
     let case = Case {
         m: 32,
@@ -167,7 +167,7 @@ fn tf32_is_used_where_it_was_asked_for() {
 #[test]
 fn a_problem_is_prepared_once_whatever_its_layer() {
     let Some(cuda) = common::device() else { return };
-    let lt = Lt::new(&cuda).unwrap();
+    let lt = Lt::new(&cuda, &[]).unwrap();
     let orientation = Orientation::InOut;
     let case = Case {
         m: 4,
@@ -198,7 +198,7 @@ fn gradients_of_weights_of_few_tokens_take_short_tiles_where_they_are_proposed()
     if common::has_gpu() || cuda.arch() != Arch::Sm90a {
         return swiglu_testing::not_run("what a device's own cuBLASLt proposes is not known");
     }
-    let lt = Lt::new(&cuda).unwrap();
+    let lt = Lt::new(&cuda, &[]).unwrap();
     let transposed = Product { transposed: true, ..Product::default() };
     let takes_short = |[m, k, n]: [usize; 3], dtype, product| {
         let strides = [m, n, n];
@@ -230,10 +230,67 @@ fn gradients_of_weights_of_few_tokens_take_short_tiles_where_they_are_proposed()
     }
 }
 
+/// Of what the library proposes, that which was measured to be the fastest is taken, where this version was measured.
+#[test]
+fn the_proposal_that_was_measured_to_be_the_fastest_is_taken() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.stream();
+    let (m, k, n) = (64, 128, 96);
+    let gemm = |m| Gemm {
+        m,
+        k,
+        n,
+        transposed: false,
+        weights: Orientation::OutIn,
+        accumulate: false,
+        dtype: DType::Bf16,
+        out: DType::Bf16,
+    };
+    let (major, minor, _) = cublaslt_version().unwrap();
+    let x = DeviceMatrix::<bf16>::new(&stream, m, k).unwrap();
+    let w = DeviceMatrix::<bf16>::new(&stream, n, k).unwrap();
+    let mut y = DeviceMatrix::<bf16>::new(&stream, m, n).unwrap();
+    let weights = LinearWeights {
+        ptr: w.buffer().device_ptr(),
+        orientation: Orientation::OutIn,
+        in_features: k,
+        out_features: n,
+        row_stride: k,
+        bias: None,
+    };
+    let mut taken = |measured: Option<Measured>, product| {
+        let measured: Vec<_> = measured.into_iter().map(Arc::new).collect();
+        let lt = Lt::new(&cuda, &measured).unwrap();
+        let key = Key::of(&x.view(), &weights, &y.view_mut(), product);
+        lt.api.identify(&lt.prepare(&key)?.algorithm).ok_or(CudaError::NoDevice)
+    };
+    let plain = Product::default();
+    let proposals: Vec<_> =
+        (0..).map_while(|i| taken(None, Product { by: By::Proposal(i), ..plain }).ok()).collect();
+    let (first, last) = (proposals[0], *proposals.last().unwrap());
+    assert_eq!(taken(None, plain), Ok(first));
+    let of = |version, at: &[(usize, GemmAlgorithm)]| {
+        Some(Measured::new(version, at.iter().map(|(m, by)| (gemm(*m), (*by, 0.9)))))
+    };
+    let here = (major, minor);
+    assert_eq!(taken(of(here, &[(m, last)]), plain), Ok(last));
+    // Between two numbers of tokens that agree, and only there.
+    assert_eq!(taken(of(here, &[(2 * m, last), (m / 2, last)]), plain), Ok(last));
+    assert_eq!(taken(of(here, &[(2 * m, last)]), plain), Ok(first));
+    if first != last {
+        assert_eq!(taken(of(here, &[(2 * m, last), (m / 2, first)]), plain), Ok(first));
+    }
+    assert_eq!(taken(of((major, minor + 1), &[(m, last)]), plain), Ok(first));
+    let unheard_of = GemmAlgorithm { tile: u32::MAX, ..last };
+    assert_eq!(taken(of(here, &[(m, unheard_of)]), plain), Ok(first));
+    let refused = taken(None, Product { by: By::Proposal(200), ..plain }).unwrap_err();
+    assert!(refused.to_string().contains("number 200 was asked for"), "{refused}");
+}
+
 #[test]
 fn what_cannot_be_multiplied_is_refused() {
     let Some(cuda) = common::device() else { return };
-    let (lt, stream) = (Lt::new(&cuda).unwrap(), cuda.stream());
+    let (lt, stream) = (Lt::new(&cuda, &[]).unwrap(), cuda.stream());
     let refused = |x: [usize; 3], features: [usize; 2], y: [usize; 2]| {
         let data = vec![0.0f32; 64];
         let x_memory = DeviceBuffer::from_host(&stream, &data).unwrap();

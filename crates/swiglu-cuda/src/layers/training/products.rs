@@ -5,7 +5,7 @@ use swiglu_core::{Accumulate, DType, Element, Orientation};
 use super::gate_up::BlockTensors;
 use crate::device::cuda::Cuda;
 use crate::device::error::Result;
-use crate::device::lt::{LinearWeights, Lt, Product};
+use crate::device::lt::{By, LinearWeights, Lt, Product};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
@@ -175,7 +175,7 @@ impl Multiply<'_> {
             bias: None,
         };
         let accumulate = self.accumulate == Accumulate::Add;
-        let product = Product { transposed: true, accumulate, fixed: false };
+        let product = Product { transposed: true, accumulate, by: By::Planned };
         // SAFETY: as the caller says.
         unsafe { self.product::<T>(left, w, to, [left.shape[1], right.shape[1]], product) }
     }

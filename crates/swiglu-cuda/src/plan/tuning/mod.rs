@@ -9,18 +9,25 @@
 //! cost model (`table.rs`); algorithms that were not measured there are not taken. Without any, the model
 //! alone decides. Nothing about a record is an error of a computation; [`crate::Cuda::tuning_notes`] says what was found.
 
+mod gemms;
 mod record;
 mod table;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use swiglu_core::{Op, Problem};
 
 use crate::device::arch::Arch;
 use crate::device::facts::DeviceFacts;
 use crate::device::files::{self, Environment, named_by, users_directory};
+use crate::device::lt::Measured;
+pub use crate::device::lt::{Gemm, GemmAlgorithm};
 use crate::kernels::decode_mlp::MOST_TOKENS;
+pub(super) use gemms::{DOWN, DX, GATE_UP, GemmSubject, keep as keep_gemms};
+pub use gemms::{GemmEntry, GemmTrial, gemms_of_step};
 use record::unseal;
 pub use record::{Entry, Outcome, Record, Refusal, SCHEMA, Subject, Trial};
 pub(super) use record::{hash_of, read_sealed, seal};
@@ -68,6 +75,9 @@ pub(super) static SHIPPED: &[(&str, &str)] = &[
     record!("nvidia-h200-sm_90a.tokens.json"),
 ];
 
+/// The same of cuBLASLt's proposals, by `swiglu tune --training`: of each product the first and the fastest.
+pub(super) static SHIPPED_GEMMS: &[(&str, &str)] = &[record!("nvidia-h200-sm_90a.gemms.json")];
+
 /// The shipped records of an architecture.
 pub(super) fn shipped(arch: Arch) -> impl Iterator<Item = Record> {
     let of_arch = SHIPPED.iter().filter(move |(file, _)| file.contains(arch.name()));
@@ -108,6 +118,8 @@ pub(super) fn file_name(device: &str, arch: Arch, ending: &str) -> String {
 #[derive(Debug, Default)]
 pub(crate) struct Tuning {
     tables: Vec<Source>,
+    /// Of cuBLASLt's algorithms.
+    pub(super) gemms: Vec<Arc<Measured>>,
     pub(super) notes: Vec<String>,
 }
 
@@ -196,6 +208,10 @@ impl Tuning {
         }
         // Of one rank the order stays: what the user measured, then what is shipped.
         tuning.tables.sort_by_key(|table| (table.origin == Origin::Like, table.earlier));
+        let here = GemmSubject::here(facts, arch);
+        let (gemms, notes) = gemms::read(dir, SHIPPED_GEMMS, &here);
+        tuning.gemms = gemms;
+        tuning.notes.extend(notes);
         tuning
     }
 
@@ -230,22 +246,41 @@ pub(crate) fn keep(
     entries: Vec<Entry>,
 ) -> Result<(PathBuf, Option<Refusal>), NotKept> {
     let path = dir.join(file_name(&subject.device, subject.arch, "json"));
+    let checked = |record: &Record| record.check(&subject);
+    let empty = Record::new(subject.clone(), driver);
+    let add = |record: &mut Record| {
+        (record.driver, record.rates) = (driver, Some(rates));
+        entries.into_iter().for_each(|entry| record.insert(entry));
+        record.to_text()
+    };
+    rewrite(dir, path, empty, checked, add)
+}
+
+/// Writes what `change` makes of the file at a path, or of an empty one where there is none, or none that passes `check`: its
+/// reason is returned beside the path.
+///
+/// # Errors
+/// [`NotKept`]. The file is then as it was.
+fn rewrite<F: DeserializeOwned>(
+    dir: &Path,
+    path: PathBuf,
+    empty: F,
+    check: impl Fn(&F) -> Result<(), Refusal>,
+    change: impl FnOnce(&mut F) -> serde_json::Result<String>,
+) -> Result<(PathBuf, Option<Refusal>), NotKept> {
     let not_kept = |why: String| NotKept { path: path.clone(), why };
     // Two processes that both add to what they have read would each lose the other's entries.
     let lock = path.with_extension("json.lock");
     let _lock = files::lock(&lock, PATIENCE).map_err(not_kept)?;
-    let checked = |record: Record| record.check(&subject).map(|()| record);
+    let checked = |file: F| check(&file).map(|()| file);
     let (known, refusal) =
-        match read_sealed(&path, MAX_FILE_BYTES).and_then(|r| r.map(checked).transpose()) {
+        match read_sealed(&path, MAX_FILE_BYTES).and_then(|file| file.map(checked).transpose()) {
             Ok(known) => (known, None),
             // Nobody knows what is in it.
             Err(Refusal::Unreadable(why)) => return Err(not_kept(why)),
             Err(refusal) => (None, Some(refusal)),
         };
-    let mut record = known.unwrap_or_else(|| Record::new(subject, driver));
-    (record.driver, record.rates) = (driver, Some(rates));
-    entries.into_iter().for_each(|entry| record.insert(entry));
-    let text = record.to_text().map_err(|e| not_kept(e.to_string()))?;
+    let text = change(&mut known.unwrap_or(empty)).map_err(|e| not_kept(e.to_string()))?;
     files::write_whole(dir, &path, text.as_bytes()).map_err(|e| not_kept(e.to_string()))?;
     Ok((path, refusal))
 }

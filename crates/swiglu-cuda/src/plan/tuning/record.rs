@@ -156,6 +156,14 @@ pub enum Refusal {
         /// This one.
         here: String,
     },
+    /// It is of another version of cuBLASLt.
+    #[error("it is of cuBLASLt {recorded}, and this is {here}")]
+    Library {
+        /// The version it is of.
+        recorded: String,
+        /// This one.
+        here: String,
+    },
     /// The device code is another one now.
     #[error("the kernels have changed since; measure again with `swiglu tune`")]
     Source,
@@ -215,6 +223,17 @@ pub(in crate::plan) fn seal(body: &str) -> String {
     format!("{HEAD}{}{MIDDLE}{body}{TAIL}", digest(body))
 }
 
+/// The text of a file whose last field is its entries: an entry is a line.
+pub(super) fn lines(
+    without: &impl Serialize,
+    entries: &[impl Serialize],
+) -> serde_json::Result<String> {
+    let rest = serde_json::to_string(without)?;
+    let (head, tail) = rest.split_at(rest.len() - "]}".len());
+    let lines: Result<Vec<_>, _> = entries.iter().map(serde_json::to_string).collect();
+    Ok(seal(&format!("{head}\n{}\n{tail}", lines?.join(",\n"))))
+}
+
 /// What a file has, if it is whole and of this version.
 pub(super) fn unseal<T: DeserializeOwned>(text: &str) -> Result<T, Refusal> {
     let parts = text.strip_prefix(HEAD).and_then(|rest| rest.split_once(MIDDLE));
@@ -260,13 +279,9 @@ impl Record {
         }
     }
 
-    /// The record as a file has it: a problem is a line.
-    pub(super) fn to_text(&self) -> Result<String, serde_json::Error> {
-        // The entries, empty, are its last field.
-        let rest = serde_json::to_string(&Self { entries: Vec::new(), ..self.clone() })?;
-        let (head, tail) = rest.split_at(rest.len() - "]}".len());
-        let lines: Result<Vec<_>, _> = self.entries.iter().map(serde_json::to_string).collect();
-        Ok(seal(&format!("{head}\n{}\n{tail}", lines?.join(",\n"))))
+    /// The record as a file has it.
+    pub(super) fn to_text(&self) -> serde_json::Result<String> {
+        lines(&Self { entries: Vec::new(), ..self.clone() }, &self.entries)
     }
 
     /// The rates of the device it was measured on, where that is one like `here`: as many SMs of the same architecture.
@@ -294,11 +309,16 @@ impl Entry {
 }
 
 impl Trial {
-    /// To nanoseconds: what is written is what is read again.
     fn round(&mut self) {
-        let round = |us: &mut f64| *us = (*us * 1e3).round() / 1e3;
         self.predicted_us.iter_mut().for_each(round);
-        match &mut self.outcome {
+        self.outcome.round();
+    }
+}
+
+impl Outcome {
+    /// To nanoseconds: what is written is what is read again.
+    pub(super) fn round(&mut self) {
+        match self {
             Outcome::Measured { median_us, p10_us, p90_us, .. } => {
                 [median_us, p10_us, p90_us].into_iter().for_each(round);
             }
@@ -308,6 +328,10 @@ impl Trial {
             Outcome::Refused { .. } | Outcome::Wrong { .. } | Outcome::Failed { .. } => {}
         }
     }
+}
+
+fn round(us: &mut f64) {
+    *us = (*us * 1e3).round() / 1e3;
 }
 
 #[cfg(test)]

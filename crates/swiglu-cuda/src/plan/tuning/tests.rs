@@ -93,6 +93,7 @@ fn from_text(text: &str, here: &Subject) -> Result<Record, Refusal> {
 }
 
 mod files;
+mod gemms;
 mod planned;
 
 #[test]
@@ -319,7 +320,7 @@ fn what_is_nearest_counts_whoever_measured_it() {
         source(Origin::Measured, vec![of(Op::GatedLinear, 16, 256), of(Op::Mlp, 64, 64)]),
         source(Origin::Shipped, vec![of(Op::GatedLinear, 16, 64), of(Op::GatedLinear, 96, 64)]),
     ];
-    let tuning = Tuning { tables, notes: Vec::new() };
+    let tuning = Tuning { tables, ..Tuning::default() };
     let origin = |problem: Problem| tuning.near(&problem, false).map(|(origin, _)| origin);
     assert_eq!(origin(problem(16).with_hidden(72)), Some(Origin::Shipped));
     assert_eq!(origin(problem(16).with_hidden(240)), Some(Origin::Measured));

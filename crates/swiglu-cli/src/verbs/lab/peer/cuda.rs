@@ -144,7 +144,7 @@ impl Setting<'_> {
             ([k, m, h], true, in_out),
         ];
         let product =
-            |(shape, transposed, lies)| Product::<T>::new(self.stream, shape, transposed, lies);
+            |(shape, transposed, lies)| Product::<T, T>::new(self.stream, shape, transposed, lies);
         let of_a_copy = |_| all.into_iter().map(product).collect::<Result<Vec<_>, CudaError>>();
         let mut copies = (0..self.count()).map(of_a_copy).collect::<Result<Vec<_>, _>>()?;
         let enqueue: Enqueue<'static> = Box::new(move |stream, at| {

@@ -1,6 +1,8 @@
 //! `swiglu tune`: the rates of a CUDA device and every way of computing a layer there, measured, for plans to follow. Of each
 //! problem every way is verified, then those that are right are timed in turns.
 
+mod gemms;
+
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -51,7 +53,11 @@ pub(crate) struct TuneArgs {
     /// The feed-forward sizes of common models, with 1 to 16384 tokens
     #[arg(long, group = "shapes")]
     models: bool,
-    /// Time to measure for, per shape
+    /// Of training steps what cuBLASLt proposes for the products behind the fused kernels, in place of the ways of a forward
+    /// pass; a model with 2048, 4096, 8192 and 16384 tokens
+    #[arg(long, conflicts_with_all = ["op", "models"])]
+    training: bool,
+    /// Time to measure for, per shape; of training steps per product
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds)]
     seconds: f64,
     /// Where measurements are kept [default: SWIGLU_TUNING_DIR, else swiglu/tuning in the user's
@@ -75,12 +81,17 @@ const TOKENS: [usize; 15] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 
 /// tokens are planned: more numbers where rows of tiles begin.
 const OF_BLOCK: [usize; 5] = [1, 2, 4, 8, 16];
 const OF_H: [usize; 14] = [1, 16, 64, 128, 144, 192, 256, 288, 320, 384, 448, 512, 1024, 2048];
+/// Of training steps, whose micro-batches are of whole powers of two.
+const TRAINED: [usize; 4] = [2048, 4096, 8192, 16384];
 
 impl TuneArgs {
     /// By weights: what is measured of the same ones stands together.
     fn cases(&self, dtype: DType) -> Result<Vec<Case>> {
         let case = |op, shape| self.math.case(Case::new(DeviceKind::Cuda, op, shape, dtype));
-        let op = self.op.unwrap_or(CaseOp::GatedLinear);
+        let op = match self.training {
+            true => CaseOp::Mlp,
+            false => self.op.unwrap_or(CaseOp::GatedLinear),
+        };
         let mut cases: Vec<Case> = self.shape.iter().map(|shape| case(op, *shape)).collect();
         if self.models {
             let all = MODELS.into_iter().flat_map(|(_, [k, h])| TOKENS.map(|m| [m, k, h]));
@@ -88,7 +99,10 @@ impl TuneArgs {
         }
         for model in &self.of {
             for [k, h] in sizes(model)? {
-                let counts = [(CaseOp::Mlp, &OF_BLOCK[..]), (CaseOp::GatedLinear, &OF_H[..])];
+                let counts = match self.training {
+                    true => vec![(CaseOp::Mlp, &TRAINED[..])],
+                    false => vec![(CaseOp::Mlp, &OF_BLOCK[..]), (CaseOp::GatedLinear, &OF_H[..])],
+                };
                 let asked =
                     counts.into_iter().filter(|(op, _)| self.op.is_none_or(|asked| asked == *op));
                 for (op, counts) in asked {
@@ -108,6 +122,11 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> Result<Verdict> 
     };
     let dtype = args.math.dtype.unwrap_or(DType::Bf16);
     let cases = args.cases(dtype)?;
+    if args.training {
+        let problems: Vec<_> = cases.iter().filter_map(Case::problem).collect();
+        let budget = Duration::from_secs_f64(args.seconds);
+        return gemms::tune(cuda, &problems, budget, &options, terminal);
+    }
     // Nothing is measured that cannot be kept.
     let (record, refusal) = cuda.keep_tuning(&options, Vec::new())?;
     // What will be tried, on all processors: one variant after the other would take most of the time.
@@ -307,20 +326,27 @@ impl Subject<'_> {
                 Err(error) => outcomes[i] = Some(Outcome::Failed { reason: format!("{error:#}") }),
             }
         }
-        let mut turns = |timed: &mut [(usize, Timed<'_>)], budget, min_turns| {
-            let mut all: Vec<_> = timed.iter_mut().map(|(_, timed)| timed).collect();
-            let times = interleave(&mut all, budget, min_turns)?;
-            for ((i, _), time) in timed.iter().zip(&times) {
-                outcomes[*i] = Some(outcome(&ways[*i], *time));
-            }
-            anyhow::Ok(times)
-        };
-        let first = turns(&mut timed, Duration::ZERO, 1)?;
-        let best = first.iter().map(|t| t.median).fold(f64::INFINITY, f64::min);
-        let mut hopeful = first.iter().map(|t| t.median <= HOPELESS * best);
-        timed.retain(|_| hopeful.next().unwrap_or(false));
-        turns(&mut timed, self.budget, MIN_TURNS).map(drop)
+        in_rounds(timed, self.budget, |i, time| outcomes[i] = Some(outcome(&ways[i], time)))
     }
+}
+
+/// Times ways by their numbers: in a first round all, then what may be the fastest. The last of each is what counts.
+fn in_rounds(
+    mut timed: Vec<(usize, Timed<'_>)>,
+    budget: Duration,
+    mut took: impl FnMut(usize, Summary),
+) -> Result<()> {
+    let mut turns = |timed: &mut [(usize, Timed<'_>)], budget, min_turns| {
+        let mut all: Vec<_> = timed.iter_mut().map(|(_, timed)| timed).collect();
+        let times = interleave(&mut all, budget, min_turns)?;
+        timed.iter().zip(&times).for_each(|((i, _), time)| took(*i, *time));
+        anyhow::Ok(times)
+    };
+    let first = turns(&mut timed, Duration::ZERO, 1)?;
+    let best = first.iter().map(|t| t.median).fold(f64::INFINITY, f64::min);
+    let mut hopeful = first.iter().map(|t| t.median <= HOPELESS * best);
+    timed.retain(|_| hopeful.next().unwrap_or(false));
+    turns(&mut timed, budget, MIN_TURNS).map(drop)
 }
 
 fn outcome(way: &Candidate, time: Summary) -> Outcome {

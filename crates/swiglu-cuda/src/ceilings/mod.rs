@@ -1,25 +1,21 @@
 //! What a device can do at most, measured by its own copy and by cuBLASLt: the yardsticks of its
 //! speed.
 
-use std::sync::Arc;
+mod product;
 
 use serde::Serialize;
-use swiglu_core::{DType, Element, Orientation, bf16, f16, random};
+use swiglu_core::{DType, Element, Orientation, bf16, f16};
 
 use crate::device::cuda::Cuda;
 use crate::device::driver::cu;
 use crate::device::error::{CudaError, Result};
 use crate::device::library::Library;
-use crate::device::lt::{LinearWeights, Lt, Product as Form};
-use crate::device::memory::{DeviceBuffer, DeviceMatrix};
+use crate::device::memory::DeviceBuffer;
 use crate::device::stream::Stream;
+pub use product::Product;
 
 /// Measurements, of which the median counts.
 const SAMPLES: usize = 11;
-/// Random values that fill a matrix by repetition: enough that no two tiles of a product are alike,
-/// so that the device draws the power of real work.
-const RANDOM_VALUES: usize = (1 << 16) - 1;
-
 /// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Ceilings {
@@ -99,80 +95,9 @@ pub fn copy(cuda: &Cuda) -> Result<f64> {
 pub fn gemm<T: Element>(cuda: &Cuda) -> Result<f64> {
     let side = (cuda.facts().sm_count as usize * 64).next_multiple_of(256).clamp(256, 8192);
     let stream = cuda.stream();
-    let mut product = Product::<T>::new(&stream, [side; 3], false, Orientation::OutIn)?;
+    let mut product = Product::<T, T>::new(&stream, [side; 3], false, Orientation::OutIn)?;
     let seconds = median_seconds(&stream, || product.enqueue(&stream))?;
     Ok(2.0 * (side as f64).powi(3) / seconds)
-}
-
-/// A product `[m, k]·[k, n]` of dense matrices through cuBLASLt, to be timed: x as it is or, `transposed`, with its rows
-/// summed over, and weights of an orientation. The products of a layer and of its backward pass are of these forms.
-#[derive(Debug)]
-pub struct Product<T> {
-    lt: Arc<Lt>,
-    x: DeviceMatrix<T>,
-    weights: DeviceMatrix<T>,
-    y: DeviceMatrix<T>,
-    orientation: Orientation,
-    form: Form,
-}
-
-impl<T: Element> Product<T> {
-    /// Of random values.
-    ///
-    /// # Errors
-    /// As [`gemm`].
-    pub fn new(
-        stream: &Stream,
-        [m, k, n]: [usize; 3],
-        transposed: bool,
-        orientation: Orientation,
-    ) -> Result<Self> {
-        let values: Vec<T> =
-            (0..RANDOM_VALUES).map(|i| T::from_f32(random::normal(0, i as u64))).collect();
-        let matrix = |[rows, cols]: [usize; 2]| {
-            let values: Vec<T> = values.iter().copied().cycle().take(rows * cols).collect();
-            let mut matrix = DeviceMatrix::<T>::new(stream, rows, cols)?;
-            matrix.buffer_mut().upload(&values)?;
-            Ok::<_, CudaError>(matrix)
-        };
-        Ok(Self {
-            lt: stream.cuda().lt()?,
-            x: matrix(if transposed { [k, m] } else { [m, k] })?,
-            weights: matrix(orientation.shape(n, k))?,
-            y: DeviceMatrix::new(stream, m, n)?,
-            orientation,
-            form: Form { transposed, ..Form::default() },
-        })
-    }
-
-    /// Enqueues it.
-    ///
-    /// # Errors
-    /// What cuBLASLt reports.
-    pub fn enqueue(&mut self, stream: &Stream) -> Result<()> {
-        let (k, n) = match self.orientation {
-            Orientation::OutIn => (self.weights.cols(), self.weights.rows()),
-            Orientation::InOut => (self.weights.rows(), self.weights.cols()),
-        };
-        let weights = LinearWeights {
-            ptr: self.weights.buffer().device_ptr(),
-            orientation: self.orientation,
-            in_features: k,
-            out_features: n,
-            row_stride: self.weights.cols(),
-            bias: None,
-        };
-        let cuda = stream.cuda();
-        self.weights.view().admit("weights", self.weights.shape(), stream)?;
-        self.x.view().admit("x", self.x.shape(), stream)?;
-        let shape = self.y.shape();
-        self.y.view_mut().admit("y", shape, stream)?;
-        cuda.with_workspace(stream, None, Lt::scratch_bytes(cuda.arch()), |work| {
-            let (x, y) = (self.x.view(), self.y.view_mut());
-            // SAFETY: the matrices are freed behind the work that was admitted; the scratch memory is the stream's own.
-            unsafe { self.lt.product(stream, x, &weights, y, self.form, work.ptr) }
-        })
-    }
 }
 
 /// Of work on an otherwise idle device, by its own clock. Waits for the last of it.

@@ -1,0 +1,120 @@
+//! Matrix products as cuBLASLt's algorithms are measured for them.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use swiglu_core::{DType, Orientation};
+
+/// A matrix product y = x·W, as far as it tells how fast an algorithm of cuBLASLt computes it: of dense matrices, without a
+/// bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gemm {
+    /// Rows of y.
+    pub m: usize,
+    /// What is summed over.
+    pub k: usize,
+    /// Columns of y.
+    pub n: usize,
+    /// Whether x is given as `[k, m]`, as for gradients of weights.
+    pub transposed: bool,
+    /// How W lies: out-in is `[n, k]`.
+    pub weights: Orientation,
+    /// Whether it is added to what y holds.
+    pub accumulate: bool,
+    /// Of x and W: 16 bits.
+    pub dtype: DType,
+    /// Of y: the same, or f32.
+    pub out: DType,
+}
+
+impl Gemm {
+    /// The number of tokens: of a gradient of weights what is summed over, else the rows.
+    fn tokens(&mut self) -> &mut usize {
+        if self.transposed { &mut self.k } else { &mut self.m }
+    }
+}
+
+impl fmt::Display for Gemm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { m, k, n, transposed, weights, accumulate, dtype, out } = *self;
+        let (x, add) =
+            (if transposed { "x^T" } else { "x" }, if accumulate { " added" } else { "" });
+        write!(f, "{m}x{k}x{n} {x}*W {weights} {dtype} to {out}{add}")
+    }
+}
+
+/// An algorithm of cuBLASLt, by what identifies it among those that it proposes: `CUBLASLT_ALGO_CONFIG_*`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GemmAlgorithm {
+    /// `ID`.
+    pub id: u32,
+    /// `TILE_ID`.
+    pub tile: u32,
+    /// `STAGES_ID`.
+    pub stages: u32,
+    /// `CLUSTER_SHAPE_ID`.
+    pub cluster: u16,
+    /// `INNER_SHAPE_ID`.
+    pub inner_shape: u16,
+    /// `SPLITK_NUM`.
+    pub split_k: u32,
+    /// `REDUCTION_SCHEME`.
+    pub reduction: u32,
+    /// `CTA_SWIZZLING`.
+    pub swizzling: u32,
+    /// `CUSTOM_OPTION`.
+    pub option: u32,
+}
+
+impl fmt::Display for GemmAlgorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, tile, stages, cluster, split_k, option, .. } = self;
+        write!(f, "{id}: tile {tile}, cluster {cluster}, stages {stages}, option {option}")?;
+        if *split_k > 1 { write!(f, ", split-K {split_k}") } else { Ok(()) }
+    }
+}
+
+/// The fastest algorithm, and the share that it takes of the time of what cuBLASLt proposes first.
+pub(crate) type Fastest = (GemmAlgorithm, f64);
+
+/// The fastest algorithms of one version of cuBLASLt.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Measured {
+    /// Major and minor.
+    pub(crate) version: (usize, usize),
+    /// By the product without its number of tokens, in the order of these.
+    by_tokens: HashMap<Gemm, Vec<(usize, Fastest)>>,
+}
+
+impl Measured {
+    pub(crate) fn new(
+        version: (usize, usize),
+        all: impl IntoIterator<Item = (Gemm, Fastest)>,
+    ) -> Self {
+        let mut by_tokens: HashMap<Gemm, Vec<_>> = HashMap::new();
+        for (mut gemm, fastest) in all {
+            let tokens = std::mem::take(gemm.tokens());
+            by_tokens.entry(gemm).or_default().push((tokens, fastest));
+        }
+        by_tokens.values_mut().for_each(|counts| counts.sort_by_key(|(tokens, _)| *tokens));
+        Self { version, by_tokens }
+    }
+
+    /// The fastest algorithm for a product that was measured, or that lies between two numbers of tokens of which it is the
+    /// fastest.
+    pub(crate) fn get(&self, gemm: &Gemm) -> Option<Fastest> {
+        let mut kind = *gemm;
+        let tokens = std::mem::take(kind.tokens());
+        let counts = self.by_tokens.get(&kind)?;
+        let above = counts.partition_point(|(measured, _)| *measured < tokens);
+        let (at, (algorithm, share)) = counts.get(above)?;
+        if *at == tokens {
+            return Some((*algorithm, *share));
+        }
+        let (_, (of_fewer, less)) = counts.get(above.checked_sub(1)?)?;
+        (of_fewer == algorithm).then_some((*algorithm, share.max(*less)))
+    }
+}
