@@ -258,7 +258,7 @@ fn row(arch: Arch, of: &NamedVariant, module: Result<Module, CudaError>) -> Resu
         Err(CudaError::Compile { log, .. }) => (None, Some(log)),
         Err(e) => return Err(e),
     };
-    let log = module.as_ref().map(|m| m.report.log.clone()).unwrap_or_default();
+    let log = module.as_ref().map(|m| m.report.log.clone());
     Ok(Row {
         kernel: of.variant,
         file: of.variant.file().name(),
@@ -268,8 +268,8 @@ fn row(arch: Arch, of: &NamedVariant, module: Result<Module, CudaError>) -> Resu
         bytes: module.as_ref().map_or(0, |m| m.cubin.len()),
         compile_ms: module.as_ref().map_or(0.0, |m| m.report.millis),
         compiler: module.as_ref().map(|m| m.report.nvrtc),
-        complaints: log.complaints(),
-        log,
+        complaints: log.as_ref().map(CompileLog::complaints).unwrap_or_default(),
+        log: log.unwrap_or_default(),
         error,
     })
 }

@@ -63,8 +63,11 @@ impl CompileLog {
     }
 
     /// Everything that makes a kernel slower than it was written to be: spills, stack frames,
-    /// advisories (`C75…`) and warnings.
+    /// advisories (`C75…`) and warnings; and that nothing was said, which says nothing of these.
     pub fn complaints(&self) -> Vec<String> {
+        if self.entries.is_empty() {
+            return vec!["the compiler said nothing of the kernels".to_owned()];
+        }
         let of_entry = |e: &EntryLog| {
             let mut out = Vec::new();
             if e.spill_stores + e.spill_loads > 0 {
@@ -129,6 +132,8 @@ ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions
         let complaints = log.complaints();
         assert_eq!(complaints.len(), 4, "{complaints:?}");
         assert!(complaints[0].contains("spills") && complaints[3].contains("C7510"));
-        assert_eq!(CompileLog::parse(""), CompileLog::default());
+        let nothing = CompileLog::parse("");
+        assert_eq!(nothing, CompileLog::default());
+        assert_eq!(nothing.complaints(), ["the compiler said nothing of the kernels"]);
     }
 }

@@ -106,11 +106,12 @@ pub fn compile(variant: &Variant, arch: Arch) -> Result<Compiled> {
     let count = c_int::try_from(pointers.len()).unwrap_or(c_int::MAX);
     // SAFETY: an open program and `count` terminated strings, alive during the call.
     let code = unsafe { (nvrtc.nvrtcCompileProgram)(program.raw, count, pointers.as_ptr()) };
-    let log = program.log().unwrap_or_default();
+    let log = program.log();
     if code != 0 {
-        let log = if log.is_empty() { nvrtc.name(code) } else { log };
-        return Err(failed(log));
+        let log = log.ok().filter(|log| !log.is_empty());
+        return Err(failed(log.unwrap_or_else(|| nvrtc.name(code))));
     }
+    let log = log?;
     let cubin = program.cubin()?;
     if cubin.is_empty() {
         // The compiler makes code only for real architectures (sm_…), which all of ours are.

@@ -166,7 +166,9 @@ fn shipped_records_complete_each_other() {
         Some(near.exact(&problem(m))?.times[0].algorithm.to_string())
     };
     assert_eq!([16, 64].map(found), [0, 1].map(|i| Some(ways[i].clone())));
-    assert_eq!(tuning.notes.len(), 2, "{:?}", tuning.notes);
+    // Beside them it may be of a kind whose products were measured.
+    let of_these = tuning.notes.iter().filter(|note| note.contains("problems measured"));
+    assert_eq!(of_these.count(), 2, "{:?}", tuning.notes);
     assert!(tuning.notes[0].contains(&part), "{:?}", tuning.notes);
 }
 
