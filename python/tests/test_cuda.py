@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
 import swiglu
 import swiglu.nn
 import swiglu.torch as ops
+from swiglu.torch import _main_grad
 from test_ops import Here, block_reference, name_of, tensor, within
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -700,6 +701,24 @@ def test_subsets_of_gradients_and_one_value_for_all():
         for i, leaf in enumerate(leaves):
             assert (leaf.grad is not None) == bool(subset >> i & 1)
             assert leaf.grad is None or torch.isfinite(leaf.grad).all()
+
+
+def test_gradients_of_weights_of_many_tokens_are_products_of_ours(monkeypatch):
+    """Of x and dy in any strides; with fewer tokens PyTorch's, where the host takes longer than the device."""
+    ours, native = [], _main_grad._native.cuda_weight_gradient
+    monkeypatch.setattr(_main_grad._native, "cuda_weight_gradient", lambda *args: ours.append(args) or native(*args))
+    for tokens, count in ((255, 0), (256, 3)):
+        weights = [w.requires_grad_() for w in block_of()]
+        x = tensor(64, tokens, dtype=torch.bfloat16).t()
+        with torch.autograd.set_multithreading_enabled(False):
+            ops.mlp(x, *weights).sum().backward()
+        assert len(ours) == count
+        eager, exact = ([w.detach().to(t).requires_grad_() for w in weights] for t in (x.dtype, torch.float64))
+        for others in (eager, exact):
+            composed_block(x.to(others[0].dtype), *others).sum().backward()
+        for w, theirs, true in zip(weights, eager, exact):
+            limit = 2 * off(theirs.grad, true.grad) + 4 * 2.0**-8 / tokens**0.5
+            assert off(w.grad, true.grad) <= limit
 
 
 def test_a_block_without_tokens_has_zeros_for_gradients():

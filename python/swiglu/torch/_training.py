@@ -1,7 +1,8 @@
 """A block that is trained on a CUDA device: gate and up leave the forward kernel, and their gradients the kernel of dy.
 
 Autograd keeps x, the weights, gate and up, 4H bytes a token of 16-bit values besides x; or neither of these, and they are
-computed again, to the same bits. The other products are PyTorch's. Compiled code has the kernels as operators of their own.
+computed again, to the same bits. Gradients of weights are products of ours (``_main_grad``), that of x is PyTorch's, and so are
+all in compiled code, which has the kernels as operators of their own.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class _Block(torch.autograd.Function):
 
         def of_weight(i: int, of_results: Tensor, inputs: Tensor) -> Optional[Tensor]:
             if ctx.main_grads is None:
-                return of_results.t() @ inputs
+                return _main_grad.of_tokens(of_results, inputs)
             return _main_grad.add(_main_grad.WEIGHTS[i], ctx.main_grads[i], of_results, _main_grad.rows_apart(inputs))
 
         wanted = want_x, want_gate, want_up, want_b_gate, want_b_up
