@@ -75,7 +75,10 @@ mod _native {
     #[pymodule_export]
     use crate::error::{ShapeError, SwigluError};
     #[pymodule_export]
-    use crate::gradient::{cuda_weight_gradient, cuda_weight_gradient_bytes, weight_gradient};
+    use crate::gradient::{
+        cuda_weight_gradient, cuda_weight_gradient_bytes, cuda_weight_gradient_gains,
+        weight_gradient,
+    };
     #[pymodule_export]
     use crate::info;
     #[pymodule_export]

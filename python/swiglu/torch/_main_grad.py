@@ -1,4 +1,4 @@
-"""Gradients of weights that are added to ``weight.main_grad`` by the product that computes them, by Megatron's protocol.
+"""Gradients of weights: as new tensors, and added to ``weight.main_grad`` by the product that computes them, by Megatron's protocol.
 
 As in Megatron-Core and Transformer Engine: a weight's gradient goes to its ``main_grad``, in place of what that holds where
 ``overwrite_main_grad`` is true, and for parameters of Megatron's FSDP (``__fsdp_param__``) unless that is false. Where a weight
@@ -16,7 +16,6 @@ from torch.autograd.graph import increment_version
 from torch.nn import functional as F
 
 from .. import _native
-from .._native import SwigluError
 from .._errors import error, said, shape_error, wrong
 from . import _door, _kernels, _ops
 from ._kernels import Parts, _current, _described, _place
@@ -87,8 +86,11 @@ def _dummy(weight: Any) -> Optional[Tensor]:
 def rows_apart(t: Tensor) -> Tensor:
     """As ``[tokens, features]``, in rows that products over tokens read."""
     rows = _ops._rows(t)
-    apart = rows.stride(1) == 1 and (rows.shape[0] <= 1 or rows.stride(0) >= rows.shape[1])
-    return rows if apart else rows.contiguous()
+    return rows if _are_apart(rows) else rows.contiguous()
+
+
+def _are_apart(rows: Tensor) -> bool:
+    return rows.stride(1) == 1 and (rows.shape[0] <= 1 or rows.stride(0) >= rows.shape[1])
 
 
 def add(what: str, weight: Any, grads: Tensor, inputs: Tensor) -> Optional[Tensor]:
@@ -105,34 +107,27 @@ def add(what: str, weight: Any, grads: Tensor, inputs: Tensor) -> Optional[Tenso
     if grads.is_cpu:
         _native.weight_gradient(_described(grads), _described(inputs), _described(main), overwrite)
     else:
-        _enqueue(grads, inputs, main, overwrite)
+        with _current(grads):
+            place = _place(grads)
+            scratch = torch.empty(_native.cuda_weight_gradient_bytes(place[0]), dtype=torch.uint8, device=grads.device)
+            described = _described(grads), _described(inputs), _described(main)
+            _native.cuda_weight_gradient(place, *described, overwrite, (scratch.data_ptr(), scratch.numel()))
     increment_version(main)
     return _dummy(weight)
 
 
-def _enqueue(grads: Tensor, inputs: Tensor, into: Tensor, overwrite: bool) -> None:
-    with _current(grads):
-        place = _place(grads)
-        scratch = torch.empty(_native.cuda_weight_gradient_bytes(place[0]), dtype=torch.uint8, device=grads.device)
-        described = _described(grads), _described(inputs), _described(into)
-        _native.cuda_weight_gradient(place, *described, overwrite, (scratch.data_ptr(), scratch.numel()))
-
-
-#: With fewer tokens the host takes longer for a product than the device.
-_TOKENS = 256
-
-
 def of_tokens(grads: Tensor, inputs: Tensor) -> Tensor:
-    """gradsᵀ·inputs, of rows of 16-bit values on a CUDA device: of many tokens by the fastest of cuBLASLt's proposals, where that
-    was measured, in place of PyTorch's choice."""
-    if grads.shape[0] >= _TOKENS:
-        made = torch.empty((grads.shape[1], inputs.shape[1]), dtype=grads.dtype, device=grads.device)
-        try:
-            _enqueue(rows_apart(grads), rows_apart(inputs), made, True)
-            return made
-        except SwigluError as refused:
-            if refused.kind != "unsupported":
-                raise
+    """gradsᵀ·inputs, of rows of 16-bit values on a CUDA device: by another of cuBLASLt's algorithms than PyTorch takes, where that was
+    measured to be faster."""
+    if all(_are_apart(t) for t in (grads, inputs)):
+        with _current(grads):
+            place = _place(grads)
+            factors = _described(grads), _described(inputs)
+            if _native.cuda_weight_gradient_gains(place[0], *factors):
+                made = torch.empty((grads.shape[1], inputs.shape[1]), dtype=grads.dtype, device=grads.device)
+                scratch = torch.empty(_native.cuda_weight_gradient_bytes(place[0]), dtype=torch.uint8, device=grads.device)
+                _native.cuda_weight_gradient(place, *factors, _described(made), True, (scratch.data_ptr(), scratch.numel()))
+                return made
     return grads.t() @ inputs
 
 

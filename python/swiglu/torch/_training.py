@@ -1,8 +1,8 @@
 """A block that is trained on a CUDA device: gate and up leave the forward kernel, and their gradients the kernel of dy.
 
 Autograd keeps x, the weights, gate and up, 4H bytes a token of 16-bit values besides x; or neither of these, and they are
-computed again, to the same bits. Gradients of weights are products of ours (``_main_grad``), that of x is PyTorch's, and so are
-all in compiled code, which has the kernels as operators of their own.
+computed again, to the same bits. The other products are PyTorch's, but for gradients of weights that another algorithm was measured to
+compute faster (``_main_grad``). Compiled code has the kernels as operators of their own, and PyTorch's products.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::{Ended, Files, command, end, layer_tensors, safetensors};
 
 /// The libraries of the simulator, or nothing after saying why there are none.
@@ -410,12 +410,22 @@ fn products_of_training_steps_are_tuned_and_kept() {
     assert!(record.ends_with(".gemms.json"), "{record}");
     let text = std::fs::read_to_string(record).unwrap();
     assert_eq!(text.matches("\"gemm\"").count(), 16);
+    let first = &entries[0];
+    assert_eq!((&first["steps"], first["taken"].is_number()), (&json!(["dx"]), true), "{first}");
+    // What is refused gives way to what is measured, and not to a request that measures nothing.
+    std::fs::write(record, "no record").unwrap();
+    let refused = ["tune", "--device", "cuda", "--training", "--shape", "8,8,8", "--dtype", "f32"];
+    end(on_device().unwrap().args(refused).args(["--out", out])).refused(&["bf16 or f16"]);
+    assert_eq!(std::fs::read_to_string(record).unwrap(), "no record");
+    assert!(tune("24")["replaced"].as_str().unwrap().contains("damaged"));
+    tune("48");
     let shape = ["explain", "--m", "24", "--hidden", "72", "--intermediate", "40", "--json"];
     command.args(shape).args(["--dtype", "bf16", "--device", "cuda"]);
     let explained = end(command.env("SWIGLU_TUNING_DIR", out)).json();
     let notes = explained["notes"].as_array().unwrap();
-    let said =
-        |note: &Value| note.as_str().unwrap().contains("16 products measured, for cuBLASLt 13.0");
+    let said = |note: &Value| {
+        note.as_str().unwrap().contains("16 products measured, which count for cuBLASLt 13.0 alone")
+    };
     assert!(notes.iter().any(said), "{explained}");
 }
 
@@ -430,8 +440,18 @@ fn tuning_refuses_what_it_cannot_do() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let out = file.path().to_str().unwrap();
     let shape = ["tune", "--device", "cuda", "--shape", "1,8,8", "--seconds", "0", "--out", out];
-    swiglu(&shape).unwrap().refused(&[out, "not kept"]);
-    swiglu(&[&shape[..], &["--training"]].concat()).unwrap().refused(&[out, "not kept"]);
+    swiglu(&shape).unwrap().refused(&[
+        out,
+        "cannot be kept there",
+        "a directory that can be written",
+    ]);
+    swiglu(&[&shape[..], &["--training"]].concat()).unwrap().refused(&[
+        out,
+        "cannot be kept there",
+        "a directory that can be written",
+    ]);
     let f32 = ["tune", "--device", "cuda", "--training", "--shape", "8,8,8", "--dtype", "f32"];
-    swiglu(&f32).unwrap().refused(&["bf16 and f16, given f32"]);
+    swiglu(&f32).unwrap().refused(&["bf16 or f16, given f32", "leave out --dtype"]);
+    let exp = ["tune", "--device", "cuda", "--training", "--shape", "8,8,8", "--exp", "fast"];
+    swiglu(&exp).unwrap().refused(&["--exp", "--training"]);
 }

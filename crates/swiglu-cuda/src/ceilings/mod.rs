@@ -16,6 +16,7 @@ pub use product::Product;
 
 /// Measurements, of which the median counts.
 const SAMPLES: usize = 11;
+
 /// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Ceilings {

@@ -1,8 +1,8 @@
 //! A matrix product through cuBLASLt by itself.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use swiglu_core::{Element, Orientation, random};
+use swiglu_core::{Element, Matrix, Orientation, random};
 
 use crate::device::error::{CudaError, Result};
 use crate::device::lt::{By, Gemm, GemmAlgorithm, LinearWeights, Lt, Product as Form};
@@ -32,6 +32,11 @@ pub struct Product<T, Y> {
     form: Form,
 }
 
+fn normals() -> &'static [f32] {
+    static NORMALS: OnceLock<Vec<f32>> = OnceLock::new();
+    NORMALS.get_or_init(|| (0..RANDOM_VALUES).map(|i| random::normal(0, i as u64)).collect())
+}
+
 impl<T: Element, Y: Element> Product<T, Y> {
     /// Of random values.
     ///
@@ -43,12 +48,14 @@ impl<T: Element, Y: Element> Product<T, Y> {
         transposed: bool,
         orientation: Orientation,
     ) -> Result<Self> {
-        let values: Arc<[T]> =
-            (0..RANDOM_VALUES).map(|i| T::from_f32(random::normal(0, i as u64))).collect();
+        let values: Arc<[T]> = normals().iter().map(|&value| T::from_f32(value)).collect();
         let matrix = |[rows, cols]: [usize; 2]| {
-            let values: Vec<T> = values.iter().copied().cycle().take(rows * cols).collect();
+            // First the device's: what has no room there is not made here.
             let mut matrix = DeviceMatrix::<T>::new(stream, rows, cols)?;
-            matrix.buffer_mut().upload(&values)?;
+            let mut there = Matrix::<T>::zeros(rows, cols)?.into_vec();
+            let all = there.iter_mut().zip(values.iter().cycle());
+            all.for_each(|(there, value)| *there = *value);
+            matrix.buffer_mut().upload(&there)?;
             Ok::<_, CudaError>(matrix)
         };
         Ok(Self {
@@ -74,10 +81,10 @@ impl<T: Element, Y: Element> Product<T, Y> {
         Ok(product)
     }
 
-    /// What cuBLASLt proposes for it, in its order; nothing where it does not say what identifies an algorithm.
+    /// What cuBLASLt proposes for it, in its order.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`], or what cuBLASLt reports.
+    /// [`CudaError::Unsupported`] if that is nothing, or if it does not say what identifies its algorithms; what it reports.
     pub fn proposals(&mut self) -> Result<Vec<GemmAlgorithm>> {
         let (x, weights) = (self.x.view(), self.linear());
         self.lt.proposed(&x, &weights, &self.y.view_mut(), self.form)
@@ -133,8 +140,8 @@ impl<T: Element, Y: Element> Product<T, Y> {
         self.y.buffer_mut().poison(if self.form.accumulate { 0 } else { 0xFF })?;
         self.enqueue_by(stream, proposal)?;
         let [m, n] = self.y.shape();
-        let last = m.saturating_sub(1);
-        for row in (0..ROWS_CHECKED.min(m)).map(|i| last * i / (ROWS_CHECKED - 1)) {
+        let Some(last) = m.checked_sub(1) else { return Ok(None) };
+        for row in (0..ROWS_CHECKED).map(|i| last * i / (ROWS_CHECKED - 1)) {
             let given = self.y.view().rows_range(row..row + 1)?.to_host(stream)?;
             let given = given.as_slice();
             if let Some(column) = given.iter().position(|y| !y.to_f64().is_finite()) {

@@ -34,14 +34,14 @@ pub const fn quantized_tokens() -> usize {
 /// [`CoreError::Unsupported`].
 pub fn expect_quantized(op: Op, dtype: DType, kind: QuantizedType) -> swiglu_core::Result<()> {
     let why = match (op, dtype) {
-        (Op::Mlp, DType::F32) => {
-            "a CUDA device multiplies them with f16 or bf16; choose one of these".to_owned()
-        }
-        (Op::Mlp, _) if quantized_types().contains(&kind) => return Ok(()),
-        (Op::Mlp, _) => {
+        (Op::Mlp, _) if !quantized_types().contains(&kind) => {
             let names: Vec<&str> = quantized_types().iter().map(|t| t.name()).collect();
             format!("a CUDA device has kernels for {}", names.join(", "))
         }
+        (Op::Mlp, DType::F32) => {
+            "a CUDA device multiplies them with f16 or bf16; choose one of these".to_owned()
+        }
+        (Op::Mlp, _) => return Ok(()),
         _ => "a CUDA device has kernels for them in whole feed-forward blocks (mlp)".to_owned(),
     };
     let what = format!("computing {op} of {dtype} with {kind} weights");

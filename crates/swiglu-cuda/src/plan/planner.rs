@@ -13,7 +13,6 @@ use crate::device::cuda::{Cuda, Opening};
 use crate::device::error::Result;
 use crate::device::facts::DeviceFacts;
 use crate::device::jit::cache::CacheOptions;
-use crate::device::lt::cublaslt_version;
 use crate::kernels::decode_mlp::Limits;
 
 /// How a [`Cuda`] is made.
@@ -275,8 +274,8 @@ impl Cuda {
     }
 
     /// Keeps measurements of cuBLASLt's proposals for devices that are opened from now on: adds them to what the directory of
-    /// `options` has of this kind of device and this version of cuBLASLt. What it has of another is replaced, and the reason
-    /// is returned beside the file's path.
+    /// `options` has of this kind of device. A file that is of anything else is replaced, and the reason is returned beside its
+    /// path.
     ///
     /// # Errors
     /// [`NotKept`], and the file is as it was.
@@ -288,10 +287,7 @@ impl Cuda {
         let dir = options.directory().ok_or_else(NotKept::nowhere)?;
         // Plans of this device stay what they are.
         Planner::of(self).basis();
-        let version = cublaslt_version();
-        let (major, minor, _) =
-            version.map_err(|e| NotKept { path: dir.clone(), why: e.to_string() })?;
         let subject = tuning::GemmSubject::here(self.facts(), self.arch());
-        tuning::keep_gemms(&dir, subject, (major, minor), entries)
+        tuning::keep_gemms(&dir, subject, entries)
     }
 }

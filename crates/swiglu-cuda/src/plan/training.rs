@@ -1,6 +1,8 @@
 //! Plans of the passes of a training step: of the forward pass that stores gate and up, and of the backward pass every step, by
 //! what it is computed, and what that is expected to take.
 
+use std::sync::Arc;
+
 use swiglu_core::{DType, Op, Orientation, Pass, Path, Plan, Problem, SavePolicy};
 
 use super::algorithm::product;
@@ -8,6 +10,7 @@ use super::cost::backward as cost;
 use super::tuning::{DOWN, DX, GATE_UP, gemms_of_step};
 use super::{Algorithm, BACKEND, Candidate, Planner, Why, choose, of_h};
 use crate::device::cuda::Cuda;
+use crate::device::lt::Measured;
 use crate::kernels::dgated_gemm::{Call, Kernel};
 use crate::kernels::elementwise::Stored;
 use crate::kernels::obstacle::Obstacle;
@@ -191,13 +194,20 @@ impl Cuda {
         all
     }
 
-    /// By what cuBLASLt computes a product, where that is not what it proposes first.
+    /// What was measured of cuBLASLt's proposals for a product. It loads nothing.
     fn by_measured(&self, problem: &Problem, step: &str) -> Option<String> {
         let (_, gemm) = gemms_of_step(problem).into_iter().find(|(of, _)| *of == step)?;
-        let (_, share) = self.lt().ok()?.measured(&gemm)?;
-        let by =
-            format!("by the proposal that was measured to take {share:.2} of the first's time");
-        (share < 1.0).then_some(by)
+        let exact = |measured: &Arc<Measured>| Some((measured.version, measured.exact(&gemm)?));
+        let ((major, minor), (_, share)) =
+            Planner::of(self).tuning().gemms.iter().find_map(exact)?;
+        let version = format!("cuBLASLt {major}.{minor}");
+        Some(match share < 1.0 {
+            true => format!(
+                "with {version} by the proposal that was measured to take {share:.2} of the first's time, where \
+                 it is made"
+            ),
+            false => format!("the first proposal of {version} was measured to be the fastest"),
+        })
     }
 
     /// The kernels that differentiate in the epilogue of dh, and the way step by step.

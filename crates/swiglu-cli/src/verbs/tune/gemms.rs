@@ -3,15 +3,16 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
-use indicatif::ProgressBar;
+use anyhow::{Context, Result, bail};
 use serde_json::json;
-use swiglu::{DType, Element, Problem, bf16, f16};
+use swiglu::{DType, Device, Element, Problem, bf16, f16};
 use swiglu_cuda::ceilings::Product;
-use swiglu_cuda::tuning::{Gemm, GemmEntry, GemmTrial, Outcome, TuningOptions, gemms_of_step};
-use swiglu_cuda::{Cuda, Stream};
+use swiglu_cuda::tuning::{
+    Gemm, GemmAlgorithm, GemmEntry, GemmTrial, Outcome, TuningOptions, gemms_of_step,
+};
+use swiglu_cuda::{Cuda, Stream, cublaslt_version};
 
-use super::in_rounds;
+use super::{Kept, in_rounds};
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, shown};
 use crate::timing::{self, Enqueue, Passes};
@@ -23,51 +24,64 @@ pub(super) fn tune(
     options: &TuningOptions,
     terminal: &mut Terminal,
 ) -> Result<Verdict> {
-    // Nothing is measured that cannot be kept.
-    let (path, refusal) = cuda.keep_gemms(options, Vec::new())?;
-    let mut all: Vec<(&str, Gemm)> = Vec::new();
+    if let Some(problem) = problems.iter().find(|problem| problem.dtype == DType::F32) {
+        bail!(
+            "products of training steps are measured in bf16 or f16, given {}; leave out --dtype, or give one of these",
+            problem.dtype
+        );
+    }
+    let (major, minor, _) = cublaslt_version()?;
+    let mut kept = Kept::new(|entries| cuda.keep_gemms(options, entries))?;
+    // Other steps and other layers have the same.
+    let mut all: Vec<(Gemm, Vec<&str>)> = Vec::new();
     for (step, gemm) in problems.iter().flat_map(gemms_of_step) {
-        // Other layers have the same.
-        if !all.iter().any(|(_, known)| *known == gemm) {
-            all.push((step, gemm));
+        match all.iter_mut().find(|(known, _)| *known == gemm) {
+            Some((_, steps)) if steps.contains(&step) => {}
+            Some((_, steps)) => steps.push(step),
+            None => all.push((gemm, vec![step])),
         }
     }
     let bar = terminal.bar(all.len() as u64);
-    let mut entries = Vec::new();
-    for (step, gemm) in all {
-        let entry = measure(cuda, &gemm, budget, &bar)?;
-        // A run that is ended has lost nothing.
-        cuda.keep_gemms(options, vec![entry.clone()])?;
-        entries.push((step, entry));
+    for (gemm, steps) in &all {
+        bar.set_message(gemm.to_string());
+        let what = || format!("{}: {gemm}", steps.join("; "));
+        let trials = measure(cuda, gemm, budget).with_context(what)?;
+        kept.add(GemmEntry::new((major, minor), *gemm, trials))?;
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let replaced = refusal.map(|refusal| refusal.to_string());
+    let Kept { entries, replaced, path, .. } = kept;
+    let entries: Vec<_> = entries.iter().zip(all.iter().map(|(_, steps)| steps)).collect();
     let record = shown(path);
+    let told = |(entry, steps): &(&GemmEntry, &Vec<&str>)| {
+        let taken = entry.fastest().map(|(number, _)| number);
+        json!({ "steps": steps, "gemm": entry.gemm, "trials": entry.trials, "taken": taken })
+    };
     let document = json!({
-        "device": cuda.facts().name, "record": record, "replaced": replaced,
-        "entries": entries.iter().map(|(_, entry)| entry).collect::<Vec<_>>(),
+        "device": Device::Cuda(cuda.clone()).to_string(), "record": record, "replaced": replaced,
+        "cublaslt": format!("{major}.{minor}"), "entries": entries.iter().map(told).collect::<Vec<_>>(),
     });
     terminal.print(&document, |_, terminal| {
-        entries.iter().try_for_each(|(step, entry)| show(step, entry, terminal))?;
+        entries.iter().try_for_each(|(entry, steps)| show(&steps.join("; "), entry, terminal))?;
         if let Some(replaced) = &replaced {
             writeln!(terminal, "the record that was there is replaced: {replaced}")?;
         }
-        writeln!(terminal, "kept in {record}")
+        writeln!(terminal, "kept in {record}, for cuBLASLt {major}.{minor}")
     })?;
     let unsound =
         |t: &GemmTrial| matches!(t.outcome, Outcome::Wrong { .. } | Outcome::Failed { .. });
-    Ok(Verdict::from_passed(!entries.iter().flat_map(|(_, e)| &e.trials).any(unsound)))
+    Ok(Verdict::from_passed(!entries.iter().flat_map(|(e, _)| &e.trials).any(unsound)))
 }
 
-fn measure(cuda: &Cuda, gemm: &Gemm, budget: Duration, bar: &ProgressBar) -> Result<GemmEntry> {
-    bar.set_message(gemm.to_string());
+/// What came of each of its proposals.
+type Trials = Vec<(GemmAlgorithm, Outcome)>;
+
+fn measure(cuda: &Cuda, gemm: &Gemm, budget: Duration) -> Result<Trials> {
     match (gemm.dtype, gemm.out) {
-        (DType::Bf16, DType::F32) => measure_of::<bf16, f32>(cuda, gemm, budget),
-        (DType::Bf16, _) => measure_of::<bf16, bf16>(cuda, gemm, budget),
         (DType::F16, DType::F32) => measure_of::<f16, f32>(cuda, gemm, budget),
         (DType::F16, _) => measure_of::<f16, f16>(cuda, gemm, budget),
-        (dtype, _) => bail!("products of training steps are tuned in bf16 and f16, given {dtype}"),
+        (_, DType::F32) => measure_of::<bf16, f32>(cuda, gemm, budget),
+        _ => measure_of::<bf16, bf16>(cuda, gemm, budget),
     }
 }
 
@@ -75,13 +89,14 @@ fn measure_of<T: Element, Y: Element>(
     cuda: &Cuda,
     gemm: &Gemm,
     budget: Duration,
-) -> Result<GemmEntry> {
+) -> Result<Trials> {
     let stream = cuda.stream();
+    let mut first = Product::<T, Y>::of(&stream, gemm)?;
+    let proposals = first.proposals()?;
     let [x, w, y] = [gemm.m * gemm.k, gemm.k * gemm.n, gemm.m * gemm.n];
     let bytes = (x + w) * size_of::<T>() + y * size_of::<Y>();
-    let copies = (0..timing::copies(cuda, bytes)).map(|_| Product::<T, Y>::of(&stream, gemm));
-    let mut copies = copies.collect::<Result<Vec<_>, _>>()?;
-    let proposals = copies[0].proposals()?;
+    let others = (1..timing::copies(cuda, bytes)).map(|_| Product::of(&stream, gemm));
+    let mut copies = [Ok(first)].into_iter().chain(others).collect::<Result<Vec<_>, _>>()?;
     let numbered = || proposals.iter().zip(0..).enumerate();
     let mut outcomes = vec![None; proposals.len()];
     for (at, (_, number)) in numbered() {
@@ -97,7 +112,10 @@ fn measure_of<T: Element, Y: Element>(
             let enqueue: Enqueue<'_> = Box::new(move |stream: &Stream, copy| {
                 Ok(copies.borrow_mut()[copy].enqueue_by(stream, number)?)
             });
-            timed.push((at, Passes::new(stream.clone(), count, true, enqueue)?.timed()));
+            match Passes::new(stream.clone(), count, true, enqueue) {
+                Ok(passes) => timed.push((at, passes.timed())),
+                Err(error) => outcomes[at] = Some(Outcome::Failed { reason: format!("{error:#}") }),
+            }
         }
     }
     in_rounds(timed, budget, |at, time| {
@@ -105,7 +123,7 @@ fn measure_of<T: Element, Y: Element>(
         outcomes[at] = Some(Outcome::Measured { median_us, p10_us, p90_us, samples });
     })?;
     let trials = proposals.into_iter().zip(outcomes);
-    Ok(GemmEntry::new(*gemm, trials.filter_map(|(by, outcome)| Some((by, outcome?)))))
+    Ok(trials.filter_map(|(by, outcome)| Some((by, outcome?))).collect())
 }
 
 fn show(step: &str, entry: &GemmEntry, terminal: &mut Terminal) -> Result<()> {

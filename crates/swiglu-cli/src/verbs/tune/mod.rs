@@ -12,7 +12,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
 use swiglu::{CoreError, DType, Device, Element, Matrix, Numerics, with_dtype};
-use swiglu_cuda::tuning::{Entry, Outcome, Trial, TuningOptions};
+use swiglu_cuda::tuning::{Entry, NotKept, Outcome, Refusal, Trial, TuningOptions};
 use swiglu_cuda::{Candidate, Cuda, CudaError, Stream, Target, Ways};
 use swiglu_lab::{Case, CaseOp, DeviceKind};
 
@@ -55,9 +55,9 @@ pub(crate) struct TuneArgs {
     models: bool,
     /// Of training steps what cuBLASLt proposes for the products behind the fused kernels, in place of the ways of a forward
     /// pass; a model with 2048, 4096, 8192 and 16384 tokens
-    #[arg(long, conflicts_with_all = ["op", "models"])]
+    #[arg(long, conflicts_with_all = ["op", "models", "numerics", "exp", "batch_invariant", "activation"])]
     training: bool,
-    /// Time to measure for, per shape; of training steps per product
+    /// Time to measure for, per shape; of training steps per product. What is measured later takes the place of what was before
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = crate::args::seconds)]
     seconds: f64,
     /// Where measurements are kept [default: SWIGLU_TUNING_DIR, else swiglu/tuning in the user's
@@ -127,8 +127,7 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> Result<Verdict> 
         let budget = Duration::from_secs_f64(args.seconds);
         return gemms::tune(cuda, &problems, budget, &options, terminal);
     }
-    // Nothing is measured that cannot be kept.
-    let (record, refusal) = cuda.keep_tuning(&options, Vec::new())?;
+    let mut kept = Kept::new(|entries| cuda.keep_tuning(&options, entries))?;
     // What will be tried, on all processors: one variant after the other would take most of the time.
     let target = Target::new(cuda.arch(), Some(cuda.facts().sm_count));
     let problems = cases.iter().filter_map(Case::problem);
@@ -139,12 +138,11 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> Result<Verdict> 
     let probe = (!cuda.calibration().is_measured()).then(|| probed(cuda, &mut said));
     let bar = terminal.bar(cases.len() as u64);
     let budget = Duration::from_secs_f64(args.seconds);
-    let subject = Subject { device: &device, cuda, budget, options: &options, bar: &bar };
-    let entries = with_dtype!(dtype, T => subject.measure_all::<T>(&cases))?;
+    let subject = Subject { device: &device, cuda, budget, bar: &bar };
+    with_dtype!(dtype, T => subject.measure_all::<T>(&cases, |entry| kept.add(entry)))?;
     bar.finish_and_clear();
-    // Why the record that was there is replaced.
-    let replaced = refusal.map(|refusal| refusal.to_string());
-    let record = shown(record);
+    let Kept { entries, replaced, path, .. } = kept;
+    let record = shown(path);
     let document = json!({
         "device": device.to_string(), "probe": probe, "record": record, "replaced": replaced,
         "entries": entries,
@@ -160,6 +158,34 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> Result<Verdict> 
     // Every way that could be tried gave the right result.
     let unsound = |t: &Trial| matches!(t.outcome, Outcome::Wrong { .. } | Outcome::Failed { .. });
     Ok(Verdict::from_passed(!entries.iter().flat_map(|entry| &entry.trials).any(unsound)))
+}
+
+/// What was measured so far. All of it is kept with each entry: a run that is ended has lost nothing, nor has one whose record
+/// another program took away meanwhile.
+struct Kept<E, K> {
+    keep: K,
+    entries: Vec<E>,
+    /// Why a record that was there is replaced.
+    replaced: Option<String>,
+    path: PathBuf,
+}
+
+impl<E: Clone, K> Kept<E, K>
+where
+    K: Fn(Vec<E>) -> Result<(PathBuf, Option<Refusal>), NotKept>,
+{
+    /// Nothing is measured that cannot be kept.
+    fn new(keep: K) -> Result<Self, NotKept> {
+        let (path, _) = keep(Vec::new())?;
+        Ok(Self { keep, entries: Vec::new(), replaced: None, path })
+    }
+
+    fn add(&mut self, entry: E) -> Result<(), NotKept> {
+        self.entries.push(entry);
+        let (_, refusal) = (self.keep)(self.entries.clone())?;
+        self.replaced = refusal.map(|refusal| refusal.to_string()).or(self.replaced.take());
+        Ok(())
+    }
 }
 
 fn show(entry: &Entry, terminal: &mut Terminal) -> Result<()> {
@@ -204,7 +230,6 @@ struct Subject<'a> {
     device: &'a Device,
     cuda: &'a Cuda,
     budget: Duration,
-    options: &'a TuningOptions,
     bar: &'a ProgressBar,
 }
 
@@ -232,9 +257,12 @@ impl<T: Element> Copies<'_, T> {
 }
 
 impl Subject<'_> {
-    /// Measures one case after the other, and keeps what came of each: a run that is ended has lost nothing.
-    fn measure_all<T: Element>(&self, cases: &[Case]) -> Result<Vec<Entry>> {
-        let mut entries = Vec::new();
+    /// Measures one case after the other, and keeps what came of each.
+    fn measure_all<T: Element>(
+        &self,
+        cases: &[Case],
+        mut keep: impl FnMut(Entry) -> Result<(), NotKept>,
+    ) -> Result<()> {
         // Large weights take longer to make than to multiply.
         let same = |a: &Case, b: &Case| {
             (a.op, a.hidden, a.intermediate) == (b.op, b.hidden, b.intermediate)
@@ -243,13 +271,11 @@ impl Subject<'_> {
             let weights = Derived::<T>::derive(&cases[0], SEED, true)?;
             for case in cases {
                 self.bar.set_message(case.key());
-                let entry = self.measure(&weights, case)?;
-                self.cuda.keep_tuning(self.options, vec![entry.clone()])?;
-                entries.push(entry);
+                keep(self.measure(&weights, case)?)?;
                 self.bar.inc(1);
             }
         }
-        Ok(entries)
+        Ok(())
     }
 
     fn measure<T: Element>(&self, weights: &Derived<T>, case: &Case) -> Result<Entry> {

@@ -65,9 +65,8 @@ impl CompileLog {
     /// Everything that makes a kernel slower than it was written to be: spills, stack frames,
     /// advisories (`C75…`) and warnings; and that nothing was said, which says nothing of these.
     pub fn complaints(&self) -> Vec<String> {
-        if self.entries.is_empty() {
-            return vec!["the compiler said nothing of the kernels".to_owned()];
-        }
+        let silent = "the compiler said nothing of the kernels".to_owned();
+        let silent = self.entries.is_empty().then_some(silent);
         let of_entry = |e: &EntryLog| {
             let mut out = Vec::new();
             if e.spill_stores + e.spill_loads > 0 {
@@ -79,7 +78,8 @@ impl CompileLog {
             }
             out
         };
-        self.entries.iter().flat_map(of_entry).chain(self.notes.iter().cloned()).collect()
+        let of_entries = self.entries.iter().flat_map(of_entry);
+        silent.into_iter().chain(of_entries).chain(self.notes.iter().cloned()).collect()
     }
 }
 

@@ -6,6 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use swiglu_core::{DType, Orientation};
 
+use crate::device::arch::Arch;
+
 /// A matrix product y = x·W, as far as it tells how fast an algorithm of cuBLASLt computes it: of dense matrices, without a
 /// bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -29,7 +31,19 @@ pub struct Gemm {
     pub out: DType,
 }
 
+/// What a gradient of weights has at most of tokens, and at least of features on either side, for [`Gemm::prefers_short_tiles`].
+const FEW_TOKENS: usize = 1024;
+const MANY_FEATURES: usize = 1024;
+
 impl Gemm {
+    /// Whether tiles of 128 × 128 or 128 × 160 are taken where cuBLASLt proposes them and nothing was measured. Of gradients of
+    /// weights of few tokens it proposes larger ones first, which end with more to write than such short sums hide
+    /// (docs/kernels/own-products.txt). With more tokens it is less, and at the limit of power nothing.
+    pub(super) fn prefers_short_tiles(&self, arch: Arch) -> bool {
+        let Self { m, n, k, transposed, .. } = *self;
+        arch == Arch::Sm90a && transposed && k <= FEW_TOKENS && m.min(n) >= MANY_FEATURES
+    }
+
     /// The number of tokens: of a gradient of weights what is summed over, else the rows.
     fn tokens(&mut self) -> &mut usize {
         if self.transposed { &mut self.k } else { &mut self.m }
@@ -80,6 +94,9 @@ impl fmt::Display for GemmAlgorithm {
 /// The fastest algorithm, and the share that it takes of the time of what cuBLASLt proposes first.
 pub(crate) type Fastest = (GemmAlgorithm, f64);
 
+/// Numbers of tokens that are further apart than this say nothing of those between them.
+const WIDEST: usize = 2;
+
 /// The fastest algorithms of one version of cuBLASLt.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Measured {
@@ -103,18 +120,29 @@ impl Measured {
         Self { version, by_tokens }
     }
 
-    /// The fastest algorithm for a product that was measured, or that lies between two numbers of tokens of which it is the
-    /// fastest.
-    pub(crate) fn get(&self, gemm: &Gemm) -> Option<Fastest> {
+    /// How many products were measured.
+    pub(crate) fn len(&self) -> usize {
+        self.by_tokens.values().map(Vec::len).sum()
+    }
+
+    /// The fastest algorithm for a product that was measured.
+    pub(crate) fn exact(&self, gemm: &Gemm) -> Option<Fastest> {
         let mut kind = *gemm;
         let tokens = std::mem::take(kind.tokens());
         let counts = self.by_tokens.get(&kind)?;
-        let above = counts.partition_point(|(measured, _)| *measured < tokens);
-        let (at, (algorithm, share)) = counts.get(above)?;
-        if *at == tokens {
-            return Some((*algorithm, *share));
-        }
-        let (_, (of_fewer, less)) = counts.get(above.checked_sub(1)?)?;
-        (of_fewer == algorithm).then_some((*algorithm, share.max(*less)))
+        let at = counts.binary_search_by_key(&tokens, |(measured, _)| *measured).ok()?;
+        Some(counts[at].1)
+    }
+
+    /// The algorithm for a product between two numbers of tokens for both of which it is the fastest, and not the first.
+    pub(crate) fn between(&self, gemm: &Gemm) -> Option<Fastest> {
+        let mut kind = *gemm;
+        let tokens = std::mem::take(kind.tokens());
+        let counts = self.by_tokens.get(&kind)?;
+        let next = counts.partition_point(|(measured, _)| *measured < tokens);
+        let (fewer, (algorithm, less)) = counts.get(next.checked_sub(1)?)?;
+        let (more, (of_more, share)) = counts.get(next)?;
+        let agree = algorithm == of_more && less.max(*share) < 1.0 && *more <= WIDEST * fewer;
+        agree.then_some((*algorithm, share.max(*less)))
     }
 }

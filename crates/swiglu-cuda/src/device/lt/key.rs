@@ -8,7 +8,6 @@ use super::api::Transpose;
 use super::gemm::Gemm;
 use super::proposals::FIXED_ALIGNMENT;
 use super::{By, LinearWeights, Product};
-use crate::device::arch::Arch;
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 
 /// What the choice of an algorithm depends on.
@@ -82,10 +81,6 @@ impl Key {
     }
 }
 
-/// What a gradient of weights has at most of tokens, and at least of features on either side, for [`Key::prefers_short_tiles`].
-const FEW_TOKENS: usize = 1024;
-const MANY_FEATURES: usize = 1024;
-
 impl Key {
     /// What is measured of algorithms for it; nothing with a bias, or of f32.
     pub(super) fn gemm(&self) -> Option<Gemm> {
@@ -97,15 +92,6 @@ impl Key {
         };
         let gemm = Gemm { m, k, n, transposed, weights, accumulate, dtype, out };
         (!self.bias && dtype != DType::F32).then_some(gemm)
-    }
-
-    /// Whether tiles of 128 × 128 or 128 × 160 are taken where cuBLASLt proposes them. Of gradients of weights of few tokens it
-    /// proposes larger ones first, which end with more to write than such short sums hide
-    /// (docs/kernels/own-products.txt). With more tokens it is less, and at the limit of power nothing.
-    pub(super) fn prefers_short_tiles(&self, arch: Arch) -> bool {
-        let Key { m, n, k, dtype, product, .. } = *self;
-        let few_tokens = product.transposed && k <= FEW_TOKENS;
-        arch == Arch::Sm90a && few_tokens && m.min(n) >= MANY_FEATURES && dtype != DType::F32
     }
 }
 

@@ -236,21 +236,14 @@ impl Lt {
         Ok(())
     }
 
-    /// What identifies the algorithms that cuBLASLt proposes for a product, of those that say it.
-    ///
-    /// # Errors
-    /// As [`Self::product`].
-    pub(crate) fn proposed<T: Element, Y: Element>(
-        &self,
-        x: &DeviceMatrixRef<'_, T>,
-        w: &LinearWeights,
-        y: &DeviceMatrixMut<'_, Y>,
-        product: Product,
-    ) -> Result<Vec<GemmAlgorithm>> {
-        self.context.bind()?;
-        let key = Key::of(x, w, y, product);
-        let proposals = self.proposals(&key, &self.describe(&key)?)?;
-        Ok(proposals.iter().map_while(|proposal| self.api.identify(proposal)).collect())
+    /// The products that were met so far, and what identifies the algorithm that each is computed by.
+    #[cfg(test)]
+    pub(crate) fn met(&self) -> Vec<(Gemm, Option<GemmAlgorithm>)> {
+        let prepared = self.prepared.read().unwrap();
+        let met = |(key, prepared): (&Key, &Prepared)| {
+            Some((key.gemm()?, self.api.identify(&prepared.algorithm)))
+        };
+        prepared.iter().filter_map(met).collect()
     }
 
     fn prepare(&self, key: &Key) -> Result<Prepared> {

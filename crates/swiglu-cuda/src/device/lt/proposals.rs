@@ -2,13 +2,14 @@
 
 use std::ffi::c_int;
 
-use swiglu_core::DType;
+use swiglu_core::{DType, Element};
 
 use super::api::{Algorithm, Choice, NOT_SUPPORTED, Owned, lt};
 use super::gemm::{Fastest, Gemm};
 use super::key::Key;
-use super::{By, Lt, Prepared};
+use super::{By, GemmAlgorithm, LinearWeights, Lt, Prepared, Product};
 use crate::device::error::{CudaError, Result};
+use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 
 /// How many algorithms are asked for: of Hopper's there were never more, also where 32 were asked for.
 const ASKED: u8 = 8;
@@ -36,25 +37,61 @@ impl Lt {
 
     /// What was measured to be the fastest, where it is proposed; else short tiles, where they are preferred; else the first.
     fn planned(&self, key: &Key, prepared: &Prepared) -> Result<Algorithm> {
-        let fastest = key.gemm().and_then(|gemm| self.measured(&gemm));
-        let proposals = self.proposals(key, prepared)?;
-        let is_preferred = |proposal: &&Algorithm| match fastest {
-            Some((fastest, _)) => self.api.identify(proposal) == Some(fastest),
-            None => key.prefers_short_tiles(self.arch) && self.api.has_short_tiles(proposal),
+        let (gemm, proposals) = (key.gemm(), self.proposals(key, prepared)?);
+        let measured = gemm.and_then(|gemm| self.fastest(&gemm)).and_then(|(fastest, _)| {
+            proposals.iter().find(|proposal| self.api.identify(proposal) == Some(fastest))
+        });
+        let short = || {
+            gemm.filter(|gemm| gemm.prefers_short_tiles(self.arch))?;
+            proposals.iter().find(|proposal| self.api.has_short_tiles(proposal))
         };
-        let chosen = proposals.iter().find(is_preferred).or(proposals.first());
+        let chosen = measured.or_else(short).or(proposals.first());
         chosen.copied().ok_or_else(|| no_algorithm(key))
     }
 
-    /// What was measured to be the fastest for a product.
-    pub(crate) fn measured(&self, gemm: &Gemm) -> Option<Fastest> {
-        self.measured.iter().find_map(|measured| measured.get(gemm))
+    /// Whether another than the first proposal is expected to be the faster one.
+    pub(crate) fn departs_from_first(&self, gemm: &Gemm) -> bool {
+        match self.fastest(gemm) {
+            Some((_, share)) => share < 1.0,
+            None => gemm.prefers_short_tiles(self.arch),
+        }
+    }
+
+    fn fastest(&self, gemm: &Gemm) -> Option<Fastest> {
+        let exact = self.measured.iter().find_map(|measured| measured.exact(gemm));
+        exact.or_else(|| self.measured.iter().find_map(|measured| measured.between(gemm)))
     }
 
     /// The algorithms that cuBLASLt proposes and that fit into the scratch memory, in its order.
     pub(super) fn proposals(&self, key: &Key, p: &Prepared) -> Result<Vec<Algorithm>> {
         let preference = Owned::preference(self.api, self.scratch_bytes, key.alignments, true)?;
         self.heuristic(p, [&p.x, &p.y], &preference)
+    }
+
+    /// What identifies them, for a product to be measured.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] if there are none, or if cuBLASLt does not say it; what it reports.
+    pub(crate) fn proposed<T: Element, Y: Element>(
+        &self,
+        x: &DeviceMatrixRef<'_, T>,
+        w: &LinearWeights,
+        y: &DeviceMatrixMut<'_, Y>,
+        product: Product,
+    ) -> Result<Vec<GemmAlgorithm>> {
+        self.context.bind()?;
+        let key = Key::of(x, w, y, product);
+        let proposals = self.proposals(&key, &self.describe(&key)?)?;
+        if proposals.is_empty() {
+            return Err(no_algorithm(&key));
+        }
+        let identified = proposals.iter().map(|proposal| self.api.identify(proposal));
+        identified.collect::<Option<_>>().ok_or_else(|| CudaError::Unsupported {
+            what: key.to_string(),
+            why: "cuBLASLt does not say what identifies its algorithms: no plan could follow \
+                  what is measured of them"
+                .into(),
+        })
     }
 
     fn heuristic(

@@ -200,21 +200,14 @@ fn gradients_of_weights_of_few_tokens_take_short_tiles_where_they_are_proposed()
     }
     let lt = Lt::new(&cuda, &[]).unwrap();
     let transposed = Product { transposed: true, ..Product::default() };
-    let takes_short = |[m, k, n]: [usize; 3], dtype, product| {
+    let key = |[m, k, n]: [usize; 3], dtype, product| {
         let strides = [m, n, n];
         let (transpose, alignments) = (Transpose::No, [256; 4]);
-        let key = Key {
-            m,
-            n,
-            k,
-            dtype,
-            out: dtype,
-            strides,
-            transpose,
-            product,
-            bias: false,
-            alignments,
-        };
+        let out = dtype;
+        Key { m, n, k, dtype, out, strides, transpose, product, bias: false, alignments }
+    };
+    let takes_short = |shape, dtype, product| {
+        let key = key(shape, dtype, product);
         lt.api.has_short_tiles(&lt.prepare(&key).unwrap().algorithm)
     };
     let bf16 = DType::Bf16;
@@ -227,6 +220,22 @@ fn gradients_of_weights_of_few_tokens_take_short_tiles_where_they_are_proposed()
         ([2048, 1024, 2048], DType::F32, transposed),
     ] {
         assert!(!takes_short(shape, dtype, product), "{shape:?} of {dtype}");
+    }
+    // So they do where the one that was measured is not among the proposals, and where that is the first they do not.
+    let key = key([1024, 512, 2048], bf16, transposed);
+    let gemm = key.gemm().unwrap();
+    let first = lt.api.identify(&lt.proposals(&key, &lt.describe(&key).unwrap()).unwrap()[0]);
+    let first = first.unwrap();
+    let (major, minor, _) = cublaslt_version().unwrap();
+    for (by, is_short) in [(GemmAlgorithm { tile: u32::MAX, ..first }, true), (first, false)] {
+        let measured =
+            Measured::new((major, minor), [(gemm, (by, if is_short { 0.9 } else { 1.0 }))]);
+        let lt = Lt::new(&cuda, &[Arc::new(measured)]).unwrap();
+        let taken = lt.prepare(&key).unwrap().algorithm;
+        assert_eq!(
+            (lt.api.has_short_tiles(&taken), lt.departs_from_first(&gemm)),
+            (is_short, is_short)
+        );
     }
 }
 
@@ -275,11 +284,8 @@ fn the_proposal_that_was_measured_to_be_the_fastest_is_taken() {
     let here = (major, minor);
     assert_eq!(taken(of(here, &[(m, last)]), plain), Ok(last));
     // Between two numbers of tokens that agree, and only there.
-    assert_eq!(taken(of(here, &[(2 * m, last), (m / 2, last)]), plain), Ok(last));
-    assert_eq!(taken(of(here, &[(2 * m, last)]), plain), Ok(first));
-    if first != last {
-        assert_eq!(taken(of(here, &[(2 * m, last), (m / 2, first)]), plain), Ok(first));
-    }
+    assert_eq!(taken(of(here, &[(m + 16, last), (m - 16, last)]), plain), Ok(last));
+    assert_eq!(taken(of(here, &[(m + 16, last)]), plain), Ok(first));
     assert_eq!(taken(of((major, minor + 1), &[(m, last)]), plain), Ok(first));
     let unheard_of = GemmAlgorithm { tile: u32::MAX, ..last };
     assert_eq!(taken(of(here, &[(m, unheard_of)]), plain), Ok(first));

@@ -153,7 +153,7 @@ fn a_file_is_what_was_kept_or_is_refused_with_a_reason() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     let not_kept = keep(&path, &card, &measured).unwrap_err();
-    assert!(not_kept.to_string().contains("not kept"), "{not_kept}");
+    assert!(not_kept.to_string().contains("cannot be kept"), "{not_kept}");
 }
 
 fn in_dir(dir: &Path) -> TuningOptions {

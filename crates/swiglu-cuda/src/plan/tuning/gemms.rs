@@ -1,5 +1,6 @@
 //! Which of cuBLASLt's proposals for a product is the fastest, as it was measured on a kind of device, with a version of cuBLASLt.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,13 +12,14 @@ use super::{MAX_FILE_BYTES, NotKept, Outcome, Refusal, SCHEMA, file_name, read_s
 use crate::device::arch::Arch;
 use crate::device::facts::DeviceFacts;
 use crate::device::lt::{Gemm, GemmAlgorithm, Measured};
+use crate::plan::weights_lie;
 
 /// A proposal that is not faster than the first by more than what times differ by from sitting to sitting is not taken.
 const WORTHWHILE: f64 = 0.98;
 
-/// The products by cuBLASLt of a training step with dense matrices of 16 bits, each with its step: those behind h and behind the
+/// The products by cuBLASLt of a training step with packed weights of 16 bits, each with its step: those behind h and behind the
 /// gradients of gate and up, of gradients of weights also those that are added to sums in f32, and of gate's and up's also
-/// each by itself.
+/// each by itself. The down projection is taken to be given as gate and up are.
 pub fn gemms_of_step(problem: &Problem) -> Vec<(&'static str, Gemm)> {
     let (m, k, h) = (problem.m, problem.hidden, problem.intermediate);
     let padded = h.next_multiple_of(16 / problem.dtype.size());
@@ -32,17 +34,27 @@ pub fn gemms_of_step(problem: &Problem) -> Vec<(&'static str, Gemm)> {
         out: problem.dtype,
     };
     let (out_in, in_out) = (Orientation::OutIn, Orientation::InOut);
-    let mut of_weights = match problem.layout.orientation {
-        Orientation::OutIn => vec![
-            (GATE_UP, product(2 * h, m, k, true, in_out)),
-            (GATE, product(h, m, k, true, in_out)),
-        ],
-        Orientation::InOut => vec![(GATE_UP, product(k, m, h, true, in_out))],
+    let of_weight = |[out, inputs]: [usize; 2]| {
+        let [rows, cols] = problem.layout.orientation.shape(out, inputs);
+        product(rows, m, cols, true, in_out)
     };
-    let mut all = vec![(DX, product(m, 2 * padded, k, false, in_out))];
+    let mut of_weights = vec![];
+    if problem.layout.orientation == Orientation::OutIn {
+        // Both at once, where they lie one behind the other.
+        of_weights.push((GATE_UP, of_weight([2 * h, k])));
+        of_weights.push((GATE, of_weight([h, k])));
+    } else {
+        of_weights.push((GATE_UP, of_weight([h, k])));
+    }
+    // Backwards weights lie the other way round.
+    let dx = match weights_lie(problem) {
+        Orientation::OutIn => in_out,
+        Orientation::InOut => out_in,
+    };
+    let mut all = vec![(DX, product(m, 2 * padded, k, false, dx))];
     if problem.op == Op::Mlp {
         all.push((Y, product(m, h, k, false, out_in)));
-        of_weights.push((DOWN, product(k, m, h, true, in_out)));
+        of_weights.push((DOWN, of_weight([k, h])));
     }
     for (step, gemm) in of_weights {
         let added = Gemm { accumulate: true, out: DType::F32, ..gemm };
@@ -78,6 +90,10 @@ impl GemmSubject {
         Self { device: device.to_owned(), arch, sm_count, driver }
     }
 
+    fn file_name(&self) -> String {
+        file_name(&self.device, self.arch, "gemms.json")
+    }
+
     fn device(&self) -> String {
         let Self { device, arch, sm_count, .. } = self;
         format!("{device} ({arch}, {sm_count} SMs)")
@@ -88,9 +104,11 @@ impl GemmSubject {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmEntry {
+    /// The version of cuBLASLt: major and minor.
+    pub cublaslt: (usize, usize),
     /// What was computed.
     pub gemm: Gemm,
-    /// The first is what is taken where nothing was measured.
+    /// The first is what cuBLASLt itself prefers.
     pub trials: Vec<GemmTrial>,
 }
 
@@ -105,13 +123,17 @@ pub struct GemmTrial {
 }
 
 impl GemmEntry {
-    /// What came of every algorithm. Times are rounded to nanoseconds.
-    pub fn new(gemm: Gemm, trials: impl IntoIterator<Item = (GemmAlgorithm, Outcome)>) -> Self {
+    /// What came of every algorithm of a version of cuBLASLt. Times are rounded to nanoseconds.
+    pub fn new(
+        cublaslt: (usize, usize),
+        gemm: Gemm,
+        trials: impl IntoIterator<Item = (GemmAlgorithm, Outcome)>,
+    ) -> Self {
         let trial = |(algorithm, mut outcome): (_, Outcome)| {
             outcome.round();
             GemmTrial { algorithm, outcome }
         };
-        Self { gemm, trials: trials.into_iter().map(trial).collect() }
+        Self { cublaslt, gemm, trials: trials.into_iter().map(trial).collect() }
     }
 
     /// The number of the algorithm that plans take from this, and the share that it takes of the time of the first: the
@@ -130,8 +152,6 @@ impl GemmEntry {
 pub(super) struct File {
     schema: u32,
     subject: GemmSubject,
-    /// The version of cuBLASLt: major and minor.
-    cublaslt: (usize, usize),
     pub(super) entries: Vec<GemmEntry>,
 }
 
@@ -141,21 +161,28 @@ impl File {
         if recorded == here { Ok(()) } else { Err(Refusal::Device { recorded, here }) }
     }
 
-    fn measured(&self) -> Measured {
+    #[cfg(test)]
+    pub(super) fn file_name(&self) -> String {
+        self.subject.file_name()
+    }
+
+    /// The versions of cuBLASLt it has something of.
+    fn versions(&self) -> BTreeSet<(usize, usize)> {
+        self.entries.iter().map(|entry| entry.cublaslt).collect()
+    }
+
+    fn measured(&self, version: (usize, usize)) -> Measured {
         let fastest = |entry: &GemmEntry| {
             let (number, share) = entry.fastest()?;
             Some((entry.gemm, (entry.trials[number].algorithm, share)))
         };
-        Measured::new(self.cublaslt, self.entries.iter().filter_map(fastest))
+        let of_this = self.entries.iter().filter(|entry| entry.cublaslt == version);
+        Measured::new(version, of_this.filter_map(fastest))
     }
 
     pub(super) fn to_text(&self) -> serde_json::Result<String> {
         lines(&Self { entries: Vec::new(), ..self.clone() }, &self.entries)
     }
-}
-
-fn path(dir: &Path, subject: &GemmSubject) -> PathBuf {
-    dir.join(file_name(&subject.device, subject.arch, "gemms.json"))
 }
 
 /// The user's measurements in `dir`, then those of what is shipped with this program that are of such a device; and what is
@@ -166,7 +193,7 @@ pub(super) fn read(
     here: &GemmSubject,
 ) -> (Vec<Arc<Measured>>, Vec<String>) {
     let users = dir.map(|dir| {
-        let path = path(dir, here);
+        let path = dir.join(here.file_name());
         (path.display().to_string(), read_sealed(&path, MAX_FILE_BYTES))
     });
     let shipped =
@@ -178,12 +205,15 @@ pub(super) fn read(
         match file.and_then(|file| file.map(checked).transpose()) {
             Ok(None) => {}
             Ok(Some(file)) => {
-                let (major, minor) = file.cublaslt;
-                let products = file.entries.len();
-                notes.push(format!(
-                    "{what}: {products} products measured, for cuBLASLt {major}.{minor}"
-                ));
-                all.push(Arc::new(file.measured()));
+                for version in file.versions() {
+                    let (major, minor) = version;
+                    let measured = file.measured(version);
+                    let products = measured.len();
+                    notes.push(format!(
+                        "{what}: {products} products measured, which count for cuBLASLt {major}.{minor} alone"
+                    ));
+                    all.push(Arc::new(measured));
+                }
             }
             // One that is shipped for others is no news.
             Err(Refusal::Device { .. }) if at > 0 || !is_users => {}
@@ -193,33 +223,29 @@ pub(super) fn read(
     (all, notes)
 }
 
-/// Adds entries to what `dir` has of this kind of device, in the place of those of the same products. What is of another
-/// version of cuBLASLt is replaced, and so is a file that is refused.
+/// Adds entries to what `dir` has of this kind of device, in the place of those of the same products and versions of cuBLASLt. A
+/// file that is refused is replaced.
 ///
 /// # Errors
 /// [`NotKept`]. The file is then as it was.
 pub(crate) fn keep(
     dir: &Path,
     subject: GemmSubject,
-    cublaslt: (usize, usize),
     entries: Vec<GemmEntry>,
 ) -> Result<(PathBuf, Option<Refusal>), NotKept> {
-    let path = path(dir, &subject);
-    let empty = File { schema: SCHEMA, subject: subject.clone(), cublaslt, entries: Vec::new() };
-    let check = |file: &File| {
-        file.check(&subject)?;
-        let version = |(major, minor)| format!("{major}.{minor}");
-        let (recorded, here) = (version(file.cublaslt), version(cublaslt));
-        if recorded == here { Ok(()) } else { Err(Refusal::Library { recorded, here }) }
-    };
-    rewrite(dir, path, empty, check, |file| {
+    let path = dir.join(subject.file_name());
+    let empty = File { schema: SCHEMA, subject: subject.clone(), entries: Vec::new() };
+    let adds = !entries.is_empty();
+    let add = |file: &mut File| {
         file.subject = subject.clone();
         for entry in entries {
-            match file.entries.iter_mut().find(|known| known.gemm == entry.gemm) {
+            let same = |e: &&mut GemmEntry| (e.cublaslt, e.gemm) == (entry.cublaslt, entry.gemm);
+            match file.entries.iter_mut().find(same) {
                 Some(known) => *known = entry,
                 None => file.entries.push(entry),
             }
         }
         file.to_text()
-    })
+    };
+    rewrite(dir, path, empty, |file: &File| file.check(&subject), adds.then_some(add))
 }

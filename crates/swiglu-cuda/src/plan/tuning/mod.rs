@@ -50,7 +50,7 @@ pub struct TuningOptions {
 
 /// Why measurements were not kept.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("{}: the measurements were not kept: {why}", path.display())]
+#[error("{}: measurements cannot be kept there: {why}; give a directory that can be written", path.display())]
 pub struct NotKept {
     /// The file or directory.
     pub path: PathBuf,
@@ -247,17 +247,17 @@ pub(crate) fn keep(
 ) -> Result<(PathBuf, Option<Refusal>), NotKept> {
     let path = dir.join(file_name(&subject.device, subject.arch, "json"));
     let checked = |record: &Record| record.check(&subject);
-    let empty = Record::new(subject.clone(), driver);
+    let (empty, adds) = (Record::new(subject.clone(), driver), !entries.is_empty());
     let add = |record: &mut Record| {
         (record.driver, record.rates) = (driver, Some(rates));
         entries.into_iter().for_each(|entry| record.insert(entry));
         record.to_text()
     };
-    rewrite(dir, path, empty, checked, add)
+    rewrite(dir, path, empty, checked, adds.then_some(add))
 }
 
 /// Writes what `change` makes of the file at a path, or of an empty one where there is none, or none that passes `check`: its
-/// reason is returned beside the path.
+/// reason is returned beside the path. Without a change a file can be written there, and nothing is.
 ///
 /// # Errors
 /// [`NotKept`]. The file is then as it was.
@@ -266,7 +266,7 @@ fn rewrite<F: DeserializeOwned>(
     path: PathBuf,
     empty: F,
     check: impl Fn(&F) -> Result<(), Refusal>,
-    change: impl FnOnce(&mut F) -> serde_json::Result<String>,
+    change: Option<impl FnOnce(&mut F) -> serde_json::Result<String>>,
 ) -> Result<(PathBuf, Option<Refusal>), NotKept> {
     let not_kept = |why: String| NotKept { path: path.clone(), why };
     // Two processes that both add to what they have read would each lose the other's entries.
@@ -280,8 +280,10 @@ fn rewrite<F: DeserializeOwned>(
             Err(Refusal::Unreadable(why)) => return Err(not_kept(why)),
             Err(refusal) => (None, Some(refusal)),
         };
-    let text = change(&mut known.unwrap_or(empty)).map_err(|e| not_kept(e.to_string()))?;
-    files::write_whole(dir, &path, text.as_bytes()).map_err(|e| not_kept(e.to_string()))?;
+    if let Some(change) = change {
+        let text = change(&mut known.unwrap_or(empty)).map_err(|e| not_kept(e.to_string()))?;
+        files::write_whole(dir, &path, text.as_bytes()).map_err(|e| not_kept(e.to_string()))?;
+    }
     Ok((path, refusal))
 }
 

@@ -156,14 +156,6 @@ pub enum Refusal {
         /// This one.
         here: String,
     },
-    /// It is of another version of cuBLASLt.
-    #[error("it is of cuBLASLt {recorded}, and this is {here}")]
-    Library {
-        /// The version it is of.
-        recorded: String,
-        /// This one.
-        here: String,
-    },
     /// The device code is another one now.
     #[error("the kernels have changed since; measure again with `swiglu tune`")]
     Source,

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A device whose plans follow the records of a directory.
-fn device(dir: &Path) -> Option<Cuda> {
+pub(super) fn device(dir: &Path) -> Option<Cuda> {
     let tuning = TuningOptions { dir: Some(dir.to_owned()), disabled: false };
     let options = CudaOptions { tuning, ..common::options()? };
     Some(Cuda::with_options(&options).unwrap())
