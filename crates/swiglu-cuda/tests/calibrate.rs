@@ -49,7 +49,7 @@ fn what_cannot_be_kept_is_used_by_this_process() {
     let cuda = Cuda::with_options(&options).unwrap();
     let calibrated = cuda.calibrate().unwrap();
     let why = calibrated.kept.unwrap_err().to_string();
-    assert!(why.contains("not kept"), "{why}");
+    assert!(why.contains("cannot be kept"), "{why}");
     assert_eq!(&calibrated.rates, cuda.calibration());
     let dir = tempfile::tempdir().unwrap();
     let disabled = TuningOptions { dir: Some(dir.path().to_owned()), disabled: true };
