@@ -271,7 +271,7 @@ def test_a_captured_block_computes_again(tokens):
 
 @pytest.mark.parametrize("gains", [False, True], ids=["products of PyTorch", "faster ones"])
 def test_a_captured_training_step_computes_again(gains, monkeypatch):
-    monkeypatch.setattr(_main_grad._native, "cuda_weight_gradient_gains", lambda *args: gains)
+    monkeypatch.setattr(_main_grad, "_gains", lambda *args: gains)
     weights = [w.requires_grad_() for w in block_of()]
     x = tensor(8, 64, dtype=torch.bfloat16)
 
@@ -712,7 +712,7 @@ def test_gradients_of_weights_by_a_faster_algorithm(monkeypatch, dtype, packed):
     ours, native = [], _main_grad._native.cuda_weight_gradient
     monkeypatch.setattr(_main_grad._native, "cuda_weight_gradient", lambda *args: ours.append(args) or native(*args))
     gains = []
-    monkeypatch.setattr(_main_grad._native, "cuda_weight_gradient_gains", lambda *args: gains[-1])
+    monkeypatch.setattr(_main_grad, "_gains", lambda *args: gains[-1])
     tokens, weights = 256, block_of(dtype=dtype)
     if packed:
         weights = [torch.cat(weights[:2]), None, weights[2]]

@@ -85,20 +85,18 @@ pub(crate) fn cuda_weight_gradient_bytes(ordinal: usize) -> Result<usize, Failur
     Ok(device::cuda(ordinal)?.weight_gradient_bytes())
 }
 
-/// Whether `cuda_weight_gradient`, written as values of the factors' type, goes by another algorithm than other libraries take, because
-/// it was measured to be faster.
+/// Whether `cuda_weight_gradient` of so many tokens, of weights `[N, K]` and written as their type, goes by another algorithm than
+/// other libraries take, because it was measured to be faster. The answer stays the same while the process lives.
 #[pyfunction]
 pub(crate) fn cuda_weight_gradient_gains(
     ordinal: usize,
-    grads: Tensor,
-    inputs: Tensor,
+    dtype: &str,
+    tokens: usize,
+    features: usize,
+    inputs: usize,
 ) -> Result<bool, Failure> {
-    let cuda = device::cuda(ordinal)?;
-    let ([tokens, features], [_, of_inputs]) = (&grads.shape[..], &inputs.shape[..]) else {
-        return Ok(false);
-    };
-    let shape = [*features, *of_inputs];
-    with_dtype!(grads.dtype, T => Ok(cuda.weight_gradient_gains::<T>(*tokens, shape)?))
+    let (dtype, cuda) = (dtype.parse::<DType>()?, device::cuda(ordinal)?);
+    with_dtype!(dtype, T => Ok(cuda.weight_gradient_gains::<T>(tokens, [features, inputs])?))
 }
 
 /// Enqueues what `weight_gradient` computes on a stream.

@@ -8,6 +8,7 @@ meaning, zeros where ``zero_out_wgrad`` is true, so that hooks are called; a wei
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Dict, Optional, Tuple
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from .. import _native
 from .._errors import error, said, shape_error, wrong
 from . import _door, _kernels, _ops
-from ._kernels import Parts, _current, _described, _place
+from ._kernels import _CODES, Parts, _current, _described, _place
 from ._once import once
 
 WEIGHTS = ("w_gate", "w_up", "w_down")
@@ -107,28 +108,34 @@ def add(what: str, weight: Any, grads: Tensor, inputs: Tensor) -> Optional[Tenso
     if grads.is_cpu:
         _native.weight_gradient(_described(grads), _described(inputs), _described(main), overwrite)
     else:
-        with _current(grads):
-            place = _place(grads)
-            scratch = torch.empty(_native.cuda_weight_gradient_bytes(place[0]), dtype=torch.uint8, device=grads.device)
-            described = _described(grads), _described(inputs), _described(main)
-            _native.cuda_weight_gradient(place, *described, overwrite, (scratch.data_ptr(), scratch.numel()))
+        _enqueue(grads, inputs, main, overwrite)
     increment_version(main)
     return _dummy(weight)
 
 
+def _enqueue(grads: Tensor, inputs: Tensor, into: Tensor, overwrite: bool) -> None:
+    with _current(grads):
+        place = _place(grads)
+        scratch = torch.empty(_native.cuda_weight_gradient_bytes(place[0]), dtype=torch.uint8, device=grads.device)
+        described = _described(grads), _described(inputs), _described(into)
+        _native.cuda_weight_gradient(place, *described, overwrite, (scratch.data_ptr(), scratch.numel()))
+
+
+#: Asked of the native module once for each product: its plans stay the same while the process lives.
+_gains = lru_cache(maxsize=1024)(_native.cuda_weight_gradient_gains)
+
+
 def of_tokens(grads: Tensor, inputs: Tensor) -> Tensor:
-    """gradsᵀ·inputs, of rows of 16-bit values on a CUDA device: by another of cuBLASLt's algorithms than PyTorch takes, where that was
-    measured to be faster."""
-    if all(_are_apart(t) for t in (grads, inputs)):
-        with _current(grads):
-            place = _place(grads)
-            factors = _described(grads), _described(inputs)
-            if _native.cuda_weight_gradient_gains(place[0], *factors):
-                made = torch.empty((grads.shape[1], inputs.shape[1]), dtype=grads.dtype, device=grads.device)
-                scratch = torch.empty(_native.cuda_weight_gradient_bytes(place[0]), dtype=torch.uint8, device=grads.device)
-                _native.cuda_weight_gradient(place, *factors, _described(made), True, (scratch.data_ptr(), scratch.numel()))
-                return made
-    return grads.t() @ inputs
+    """gradsᵀ·inputs, of rows of 16-bit values on a CUDA device: by another of cuBLASLt's algorithms than PyTorch takes, where
+    that was measured to be faster."""
+    (tokens, features), wide = grads.shape, inputs.shape[1]
+    if not _gains(grads.device.index, _CODES[grads.dtype], tokens, features, wide):
+        return grads.t() @ inputs
+    if not (_are_apart(grads) and _are_apart(inputs)):
+        return grads.t() @ inputs
+    made = torch.empty((features, wide), dtype=grads.dtype, device=grads.device)
+    _enqueue(grads, inputs, made, True)
+    return made
 
 
 class _Linear(torch.autograd.Function):

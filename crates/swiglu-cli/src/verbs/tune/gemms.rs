@@ -97,17 +97,14 @@ fn measure_of<T: Element, Y: Element>(
     let bytes = (x + w) * size_of::<T>() + y * size_of::<Y>();
     let others = (1..timing::copies(cuda, bytes)).map(|_| Product::of(&stream, gemm));
     let mut copies = [Ok(first)].into_iter().chain(others).collect::<Result<Vec<_>, _>>()?;
-    let numbered = || proposals.iter().zip(0..).enumerate();
-    let mut outcomes = vec![None; proposals.len()];
-    for (at, (_, number)) in numbered() {
-        outcomes[at] = match copies[0].check(&stream, number) {
-            Ok(wrong) => wrong.map(|reason| Outcome::Wrong { reason }),
-            Err(error) => Some(Outcome::Failed { reason: error.to_string() }),
-        };
-    }
+    let checked = (0..).zip(&proposals).map(|(number, _)| match copies[0].check(&stream, number) {
+        Ok(wrong) => wrong.map(|reason| Outcome::Wrong { reason }),
+        Err(error) => Some(Outcome::Failed { reason: error.to_string() }),
+    });
+    let mut outcomes: Vec<_> = checked.collect();
     let (count, copies) = (copies.len(), &RefCell::new(copies));
     let mut timed = Vec::new();
-    for (at, (_, number)) in numbered() {
+    for (at, number) in (0..outcomes.len()).zip(0..) {
         if outcomes[at].is_none() {
             let enqueue: Enqueue<'_> = Box::new(move |stream: &Stream, copy| {
                 Ok(copies.borrow_mut()[copy].enqueue_by(stream, number)?)

@@ -125,20 +125,22 @@ impl Measured {
         self.by_tokens.values().map(Vec::len).sum()
     }
 
+    /// The numbers of tokens with which a product was measured, and that which it has.
+    fn counts(&self, mut gemm: Gemm) -> Option<(&[(usize, Fastest)], usize)> {
+        let tokens = std::mem::take(gemm.tokens());
+        Some((self.by_tokens.get(&gemm)?, tokens))
+    }
+
     /// The fastest algorithm for a product that was measured.
     pub(crate) fn exact(&self, gemm: &Gemm) -> Option<Fastest> {
-        let mut kind = *gemm;
-        let tokens = std::mem::take(kind.tokens());
-        let counts = self.by_tokens.get(&kind)?;
+        let (counts, tokens) = self.counts(*gemm)?;
         let at = counts.binary_search_by_key(&tokens, |(measured, _)| *measured).ok()?;
         Some(counts[at].1)
     }
 
     /// The algorithm for a product between two numbers of tokens for both of which it is the fastest, and not the first.
     pub(crate) fn between(&self, gemm: &Gemm) -> Option<Fastest> {
-        let mut kind = *gemm;
-        let tokens = std::mem::take(kind.tokens());
-        let counts = self.by_tokens.get(&kind)?;
+        let (counts, tokens) = self.counts(*gemm)?;
         let next = counts.partition_point(|(measured, _)| *measured < tokens);
         let (fewer, (algorithm, less)) = counts.get(next.checked_sub(1)?)?;
         let (more, (of_more, share)) = counts.get(next)?;

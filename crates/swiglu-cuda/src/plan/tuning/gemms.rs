@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use swiglu_core::{DType, Op, Orientation, Problem};
 
-use super::record::{lines, unseal};
+use super::record::{device_of_kind, lines, unseal};
 use super::{MAX_FILE_BYTES, NotKept, Outcome, Refusal, SCHEMA, file_name, read_sealed, rewrite};
 use crate::device::arch::Arch;
 use crate::device::facts::DeviceFacts;
@@ -95,8 +95,7 @@ impl GemmSubject {
     }
 
     fn device(&self) -> String {
-        let Self { device, arch, sm_count, .. } = self;
-        format!("{device} ({arch}, {sm_count} SMs)")
+        device_of_kind(&self.device, self.arch, self.sm_count)
     }
 }
 
@@ -194,13 +193,13 @@ pub(super) fn read(
 ) -> (Vec<Arc<Measured>>, Vec<String>) {
     let users = dir.map(|dir| {
         let path = dir.join(here.file_name());
-        (path.display().to_string(), read_sealed(&path, MAX_FILE_BYTES))
+        (false, path.display().to_string(), read_sealed(&path, MAX_FILE_BYTES))
     });
-    let shipped =
-        shipped.iter().map(|(file, text)| (format!("shipped {file}"), unseal(text).map(Some)));
-    let is_users = users.is_some();
+    let shipped = shipped
+        .iter()
+        .map(|(file, text)| (true, format!("shipped {file}"), unseal(text).map(Some)));
     let (mut all, mut notes) = (Vec::new(), Vec::new());
-    for (at, (what, file)) in users.into_iter().chain(shipped).enumerate() {
+    for (is_shipped, what, file) in users.into_iter().chain(shipped) {
         let checked = |file: File| file.check(here).map(|()| file);
         match file.and_then(|file| file.map(checked).transpose()) {
             Ok(None) => {}
@@ -216,7 +215,7 @@ pub(super) fn read(
                 }
             }
             // One that is shipped for others is no news.
-            Err(Refusal::Device { .. }) if at > 0 || !is_users => {}
+            Err(Refusal::Device { .. }) if is_shipped => {}
             Err(refusal) => notes.push(format!("{what}: not used: {refusal}")),
         }
     }

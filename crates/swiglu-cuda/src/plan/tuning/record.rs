@@ -176,9 +176,13 @@ impl Subject {
     }
 
     fn device(&self) -> String {
-        let Self { device, arch, sm_count, .. } = self;
-        format!("{device} ({arch}, {sm_count} SMs)")
+        device_of_kind(&self.device, self.arch, self.sm_count)
     }
+}
+
+/// A kind of device, as a refusal names it.
+pub(super) fn device_of_kind(device: &str, arch: Arch, sm_count: u32) -> String {
+    format!("{device} ({arch}, {sm_count} SMs)")
 }
 
 /// Device files with every header that they include: their code, as comments take no time.
