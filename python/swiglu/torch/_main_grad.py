@@ -126,8 +126,8 @@ _gains = lru_cache(maxsize=1024)(_native.cuda_weight_gradient_gains)
 
 
 def of_tokens(grads: Tensor, inputs: Tensor) -> Tensor:
-    """gradsᵀ·inputs, of rows of 16-bit values on a CUDA device: by another of cuBLASLt's algorithms than PyTorch takes, where
-    that was measured to be faster."""
+    """gradsᵀ·inputs, of rows of 16-bit values on a CUDA device: by another of cuBLASLt's algorithms than its first
+    proposal, where that was measured to be faster; else PyTorch's product."""
     (tokens, features), wide = grads.shape, inputs.shape[1]
     if not _gains(grads.device.index, _CODES[grads.dtype], tokens, features, wide):
         return grads.t() @ inputs
