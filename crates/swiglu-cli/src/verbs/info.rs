@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use swiglu::Isa;
 use swiglu_cuda::jit::{self, cache::CacheOptions, cache::KernelCache};
 use swiglu_cuda::library::{self, Library};
+use swiglu_cuda::tuning::TuningOptions;
 use swiglu_cuda::{Calibrated, Calibration, Cuda, CudaError, Rate, cublaslt_version};
 use swiglu_lab::DeviceKind;
 use swiglu_lab::record::Machine;
@@ -122,11 +123,13 @@ fn cuda(probe: bool, lines: &mut Lines) -> Value {
     let dir = |what: &str, dir: Option<&Path>| dir.map(|d| format!("{what} {}", d.display()));
     said.extend(dir("kernels read from", read_only));
     said.extend(dir("kernels kept in", kept));
+    let measurements = TuningOptions::default().directory();
+    said.extend(dir("measurements kept in", measurements.as_deref()));
     let heads = std::iter::once("CUDA").chain(std::iter::repeat(""));
     lines.extend(heads.zip(said));
     json!({
         "devices": devices, "none": none, "libraries": libraries.map(|(_, document)| document),
-        "read_only_cache": read_only.map(shown), "cache": kept.map(shown),
+        "read_only_cache": read_only.map(shown), "cache": kept.map(shown), "tuning": measurements.map(shown),
     })
 }
 

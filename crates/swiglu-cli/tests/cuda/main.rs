@@ -311,7 +311,12 @@ fn info_names_the_device_its_libraries_and_the_cache() {
     }
     assert!(cuda["cache"].is_string(), "{document}");
     let text = swiglu(&["info"]).expect("as before").stdout;
-    assert!(text.contains("CUDA       cuda:0 ") && text.contains("kernels kept in"), "{text}");
+    assert!(
+        text.contains("CUDA       cuda:0 ")
+            && text.contains("kernels kept in")
+            && text.contains("measurements kept in"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -424,9 +429,41 @@ fn products_of_training_steps_are_tuned_and_kept() {
     let explained = end(command.env("SWIGLU_TUNING_DIR", out)).json();
     let notes = explained["notes"].as_array().unwrap();
     let said = |note: &Value| {
-        note.as_str().unwrap().contains("16 products measured, which count for cuBLASLt 13.0 alone")
+        note.as_str().unwrap().contains("16 products measured for cuBLASLt 13.0, and no other")
     };
     assert!(notes.iter().any(said), "{explained}");
+}
+
+/// A request that is ended keeps what it has measured, says how much that is, and ends as unfinished.
+#[test]
+fn tuning_that_is_ended_keeps_what_it_has_measured() {
+    for (training, file) in [(&["--training"][..], "gemms.json"), (&[], "json")] {
+        let Some(mut command) = on_device() else { return };
+        let dir = tempfile::tempdir().unwrap();
+        let shapes = (1..2000).flat_map(|m| ["--shape".to_owned(), format!("{m},8,8")]);
+        command.args(["tune", "--device", "cuda", "--seconds", "0", "--json"]).args(training);
+        command.arg("--out").arg(dir.path()).args(shapes);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let name = format!("simulated-gpu--sm-90--sm_90a.{file}");
+        let record = dir.path().join(name);
+        while !record.exists() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let pid = child.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(75), "{stderr}");
+        let said = "stopping after what is being compiled or measured, which is kept; a second Ctrl-C stops now";
+        assert!(stderr.contains(said), "{stderr}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let entries = report["entries"].as_array().unwrap().len();
+        let kept: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+        assert!(
+            entries > 0 && kept["record"]["entries"].as_array().map(Vec::len) == Some(entries),
+            "{kept}"
+        );
+    }
 }
 
 #[test]

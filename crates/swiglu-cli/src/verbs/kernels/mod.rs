@@ -87,7 +87,11 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> Result<Ver
     out.map_or(Ok(()), |out| expect_room(out))?;
     let usual = || KernelCache::new(&CacheOptions::default());
     let cache = out.map_or_else(usual, KernelCache::at);
-    let report = gather(&jobs, &cache, terminal)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    stop_on_signals(&stop, "the kernels that are being compiled, which are kept")?;
+    let report = gather(&jobs, &cache, &stop, terminal)?;
+    // From here on the first time ends it at once.
+    stop.store(true, Ordering::Relaxed);
     terminal.print(&report, Report::show)?;
     let warnings = report.cache_warnings();
     if let (Some(out), Some(warnings)) = (out, &warnings) {
@@ -112,18 +116,16 @@ pub(crate) fn kernels(args: &KernelsArgs, terminal: &mut Terminal) -> Result<Ver
     Ok(verdict)
 }
 
-/// Compiles kernels into the cache that a device looks into. What does not compile is said where it is launched.
+/// Compiles kernels into the cache that a device looks into, unless it is to `stop`. What does not compile is said where it is
+/// launched.
 pub(super) fn compile(
     arch: Arch,
     kernels: impl Iterator<Item = NamedVariant>,
+    stop: &AtomicBool,
     terminal: &Terminal,
 ) -> Result<()> {
     let jobs: Vec<Job> = once_each(kernels).into_iter().map(|kernel| (arch, kernel)).collect();
-    let report = gather(&jobs, &KernelCache::new(&CacheOptions::default()), terminal)?;
-    if report.left > 0 {
-        bail!("stopped with {} of {} kernels to compile", report.left, jobs.len());
-    }
-    Ok(())
+    gather(&jobs, &KernelCache::new(&CacheOptions::default()), stop, terminal).map(drop)
 }
 
 /// Finds out before minutes of compiling whether what comes of it can be kept.
@@ -186,10 +188,13 @@ type Job = (Arch, NamedVariant);
 /// host (65 of a block, 115 element-wise), and 1.0 on two processors of a Zen 3 (18 gated GEMMs).
 const SECONDS_EACH: f64 = 1.0;
 
-/// The variants, begun in their order. What is compiled is kept at once, so that a run which is stopped has lost nothing.
-fn gather(jobs: &[Job], cache: &KernelCache, terminal: &Terminal) -> Result<Report> {
-    let stop = Arc::new(AtomicBool::new(false));
-    stop_on_signals(&stop, "the kernels that are being compiled, which are kept")?;
+/// The variants, begun in their order until it is to `stop`. What is compiled is kept at once.
+fn gather(
+    jobs: &[Job],
+    cache: &KernelCache,
+    stop: &AtomicBool,
+    terminal: &Terminal,
+) -> Result<Report> {
     let kept = jobs.par_iter().filter(|(arch, named)| cache.has(&named.variant, *arch)).count();
     let missing = jobs.len() - kept;
     if missing > 0 {
@@ -210,8 +215,6 @@ fn gather(jobs: &[Job], cache: &KernelCache, terminal: &Terminal) -> Result<Repo
         })
         .collect::<Result<_, CudaError>>()?;
     bar.finish_and_clear();
-    // From here on the first time ends it at once.
-    stop.store(true, Ordering::Relaxed);
     Ok(report(rows, jobs.len(), cache))
 }
 

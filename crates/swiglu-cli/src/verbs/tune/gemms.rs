@@ -1,6 +1,7 @@
 //! `swiglu tune --training`: what cuBLASLt proposes for the products of training steps, each verified, then timed in turns.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -12,7 +13,7 @@ use swiglu_cuda::tuning::{
 };
 use swiglu_cuda::{Cuda, Stream, cublaslt_version};
 
-use super::{Kept, in_rounds};
+use super::{Kept, in_rounds, of_asked, verdict};
 use crate::table::{self, Table};
 use crate::terminal::{Terminal, Verdict, shown};
 use crate::timing::{self, Enqueue, Passes};
@@ -22,6 +23,7 @@ pub(super) fn tune(
     problems: &[Problem],
     budget: Duration,
     options: &TuningOptions,
+    stop: &AtomicBool,
     terminal: &mut Terminal,
 ) -> Result<Verdict> {
     if let Some(problem) = problems.iter().find(|problem| problem.dtype == DType::F32) {
@@ -43,6 +45,9 @@ pub(super) fn tune(
     }
     let bar = terminal.bar(all.len() as u64);
     for (gemm, steps) in &all {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
         bar.set_message(gemm.to_string());
         let what = || format!("{}: {gemm}", steps.join("; "));
         let trials = measure(cuda, gemm, budget).with_context(what)?;
@@ -66,11 +71,11 @@ pub(super) fn tune(
         if let Some(replaced) = &replaced {
             writeln!(terminal, "the record that was there is replaced: {replaced}")?;
         }
-        writeln!(terminal, "kept in {record}, for cuBLASLt {major}.{minor}")
+        let stopped = of_asked(entries.len(), all.len());
+        writeln!(terminal, "{stopped}kept in {record}, for cuBLASLt {major}.{minor}")
     })?;
-    let unsound =
-        |t: &GemmTrial| matches!(t.outcome, Outcome::Wrong { .. } | Outcome::Failed { .. });
-    Ok(Verdict::from_passed(!entries.iter().flat_map(|(e, _)| &e.trials).any(unsound)))
+    let outcomes = entries.iter().flat_map(|(e, _)| &e.trials).map(|trial| &trial.outcome);
+    Ok(verdict(entries.len() == all.len(), outcomes))
 }
 
 /// What came of each of its proposals.

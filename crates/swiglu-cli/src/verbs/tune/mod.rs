@@ -5,6 +5,8 @@ mod gemms;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -21,7 +23,7 @@ use crate::inputs::{self, Derived};
 use crate::layer::Params;
 use crate::step::{ByCandidate, OnDevice, by_candidate};
 use crate::table::{self, Table};
-use crate::terminal::{Terminal, Verdict, shown};
+use crate::terminal::{Terminal, Verdict, shown, stop_on_signals};
 use crate::timing::{self, Enqueue, Passes, Summary, Timed, interleave};
 use crate::verbs::info::probed;
 use crate::verbs::kernels::compile;
@@ -46,8 +48,8 @@ pub(crate) struct TuneArgs {
     /// one of qwen2.5-0.5b, llama-3.2-1b, llama-3-8b, qwen2.5-32b, llama-3-70b; may be repeated
     #[arg(long = "for", value_name = "MODEL", group = "shapes")]
     of: Vec<String>,
-    /// Tokens, input features and intermediate features; may be given several times. Between two
-    /// numbers of tokens that are measured, the cost model follows both
+    /// Tokens, input features and intermediate features, in bf16 unless --dtype says otherwise; may be given several times.
+    /// Between two numbers of tokens that are measured, the cost model follows both
     #[arg(long, value_name = "M,K,H", group = "shapes", value_parser = shape)]
     shape: Vec<[usize; 3]>,
     /// The feed-forward sizes of common models, with 1 to 16384 tokens
@@ -122,23 +124,26 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> Result<Verdict> 
     };
     let dtype = args.math.dtype.unwrap_or(DType::Bf16);
     let cases = args.cases(dtype)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    stop_on_signals(&stop, "what is being compiled or measured, which is kept")?;
     if args.training {
         let problems: Vec<_> = cases.iter().filter_map(Case::problem).collect();
         let budget = Duration::from_secs_f64(args.seconds);
-        return gemms::tune(cuda, &problems, budget, &options, terminal);
+        return gemms::tune(cuda, &problems, budget, &options, &stop, terminal);
     }
     let mut kept = Kept::new(|entries| cuda.keep_tuning(&options, entries))?;
     // What will be tried, on all processors: one variant after the other would take most of the time.
     let target = Target::new(cuda.arch(), Some(cuda.facts().sm_count));
     let problems = cases.iter().filter_map(Case::problem);
     let tried = problems.flat_map(|p| target.kernels(&p, Some(&[p.m]), Ways::Every));
-    compile(cuda.arch(), tried, terminal)?;
+    compile(cuda.arch(), tried, &stop, terminal)?;
     // What is expected of shapes that nobody measures follows from rates of this very card.
     let mut said = Vec::new();
-    let probe = (!cuda.calibration().is_measured()).then(|| probed(cuda, &mut said));
+    let probes = !cuda.calibration().is_measured() && !stop.load(Ordering::Relaxed);
+    let probe = probes.then(|| probed(cuda, &mut said));
     let bar = terminal.bar(cases.len() as u64);
     let budget = Duration::from_secs_f64(args.seconds);
-    let subject = Subject { device: &device, cuda, budget, bar: &bar };
+    let subject = Subject { device: &device, cuda, budget, bar: &bar, stop: &stop };
     with_dtype!(dtype, T => subject.measure_all::<T>(&cases, |entry| kept.add(entry)))?;
     bar.finish_and_clear();
     let Kept { entries, replaced, path, .. } = kept;
@@ -153,11 +158,28 @@ pub(crate) fn tune(args: &TuneArgs, terminal: &mut Terminal) -> Result<Verdict> 
         if let Some(replaced) = &replaced {
             writeln!(terminal, "the record that was there is replaced: {replaced}")?;
         }
-        writeln!(terminal, "kept in {record}")
+        writeln!(terminal, "{}kept in {record}", of_asked(entries.len(), cases.len()))
     })?;
-    // Every way that could be tried gave the right result.
-    let unsound = |t: &Trial| matches!(t.outcome, Outcome::Wrong { .. } | Outcome::Failed { .. });
-    Ok(Verdict::from_passed(!entries.iter().flat_map(|entry| &entry.trials).any(unsound)))
+    let outcomes = entries.iter().flat_map(|entry| &entry.trials).map(|trial| &trial.outcome);
+    Ok(verdict(entries.len() == cases.len(), outcomes))
+}
+
+/// What a run that was ended says before where its measurements are kept.
+fn of_asked(measured: usize, asked: usize) -> String {
+    match measured == asked {
+        true => String::new(),
+        false => format!("stopped with {measured} of {asked} measured, "),
+    }
+}
+
+/// Whether every way that could be tried gave the right result, and nothing is left to measure.
+fn verdict<'a>(finished: bool, mut outcomes: impl Iterator<Item = &'a Outcome>) -> Verdict {
+    let unsound = |o: &Outcome| matches!(o, Outcome::Wrong { .. } | Outcome::Failed { .. });
+    match (outcomes.any(unsound), finished) {
+        (true, _) => Verdict::Failed,
+        (false, true) => Verdict::Passed,
+        (false, false) => Verdict::Unfinished,
+    }
 }
 
 /// What was measured so far. All of it is kept with each entry: a run that is ended has lost nothing, nor has one whose record
@@ -231,6 +253,7 @@ struct Subject<'a> {
     cuda: &'a Cuda,
     budget: Duration,
     bar: &'a ProgressBar,
+    stop: &'a AtomicBool,
 }
 
 struct Copies<'a, T> {
@@ -257,7 +280,7 @@ impl<T: Element> Copies<'_, T> {
 }
 
 impl Subject<'_> {
-    /// Measures one case after the other, and keeps what came of each.
+    /// Measures one case after the other until it is to stop, and keeps what came of each.
     fn measure_all<T: Element>(
         &self,
         cases: &[Case],
@@ -268,8 +291,14 @@ impl Subject<'_> {
             (a.op, a.hidden, a.intermediate) == (b.op, b.hidden, b.intermediate)
         };
         for cases in cases.chunk_by(same) {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
             let weights = Derived::<T>::derive(&cases[0], SEED, true)?;
             for case in cases {
+                if self.stop.load(Ordering::Relaxed) {
+                    break;
+                }
                 self.bar.set_message(case.key());
                 keep(self.measure(&weights, case)?)?;
                 self.bar.inc(1);

@@ -207,9 +207,10 @@ pub(super) fn read(
                 for version in file.versions() {
                     let (major, minor) = version;
                     let measured = file.measured(version);
-                    let products = measured.len();
+                    let count = measured.len();
+                    let products = if count == 1 { "product" } else { "products" };
                     notes.push(format!(
-                        "{what}: {products} products measured, which count for cuBLASLt {major}.{minor} alone"
+                        "{what}: {count} {products} measured for cuBLASLt {major}.{minor}, and no other"
                     ));
                     all.push(Arc::new(measured));
                 }

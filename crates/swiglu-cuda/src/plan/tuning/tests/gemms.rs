@@ -65,11 +65,9 @@ fn what_is_kept_is_read_and_added_to() {
     let other = GemmEntry { cublaslt: (12, 8), ..proposed(16, &[4.0]) };
     assert_eq!(keep(vec![other]).1, None);
     let (all, notes) = read(&here());
-    let note = |products, version| {
-        let path = path.display();
-        format!("{path}: {products} products measured, which count for cuBLASLt {version} alone")
-    };
-    assert_eq!(notes, [note(1, "12.8"), note(2, "13.1")]);
+    let note = |what| format!("{}: {what}, and no other", path.display());
+    let said = ["1 product measured for cuBLASLt 12.8", "2 products measured for cuBLASLt 13.1"];
+    assert_eq!(notes, said.map(note));
     assert_eq!([all[0].version, all[1].version], [(12, 8), (13, 1)]);
     let of = |m| all[1].exact(&gemm(m));
     assert_eq!(of(16), Some((algorithm(1), 0.5)));
