@@ -193,7 +193,7 @@ fn products_of_a_step_go_by_what_was_measured() {
         }
         let candidates = cuda.candidates(&problem.with_pass(Pass::Backward), None);
         let reasons: Vec<_> = candidates.iter().map(|step| step.reason.as_str()).collect();
-        let measured = reasons.iter().filter(|why| why.contains("0.62 of the first's time"));
+        let measured = reasons.iter().filter(|why| why.contains("was measured to take 0."));
         let together = h % 8 == 0 || orientation == Orientation::InOut;
         assert_eq!(measured.count(), if together { 3 } else { 2 }, "{reasons:?}");
     }
