@@ -69,7 +69,7 @@ fn training_on_a_cpu_is_asked_of_one_element_type_at_a_time() {
     }
     asked.sort();
     // With all threads and with one.
-    assert_eq!(asked, ["bf16", "bf16", "f32", "f32"]);
+    assert_eq!(asked, ["bf16", "bf16", "f16", "f32", "f32"]);
 }
 
 #[test]
