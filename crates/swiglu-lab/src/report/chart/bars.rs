@@ -62,7 +62,8 @@ impl Bar {
             if bar.ratio.ci95.into_iter().all(positive) {
                 let [low, high] = bar.ratio.ci95.map(place);
                 canvas.line(Ink::Text, 1, &[(low, middle), (high, middle)]);
-                for end in [low, high] {
+                let cut = bar.ratio.ci95.map(|end| end < values[0] || end > values[1]);
+                for (end, _) in [low, high].into_iter().zip(cut).filter(|(_, cut)| !cut) {
                     canvas.line(Ink::Text, 1, &[(end, middle - 3.0), (end, middle + 3.0)]);
                 }
             }
@@ -99,10 +100,11 @@ fn usable(bars: &[Bar]) -> Vec<&Bar> {
 
 /// What ratios lie within, with where they begin; none of nothing. A tenth at least: what is equal looks so.
 fn spread(bars: &[&Bar], from: f64) -> Option<[f64; 2]> {
-    // An interval that reaches far is cut: it would press everything else together.
-    let near = |v: &f64| positive(*v) && (from / 4.0..from * 4.0).contains(v);
-    let of = |b: &&Bar| b.ratio.ci95.into_iter().filter(near).chain([b.ratio.value]);
-    let all = || bars.iter().flat_map(of);
+    let values = || bars.iter().map(|b| b.ratio.value).chain([from]);
+    let far = [values().fold(from, f64::min) / 4.0, values().fold(from, f64::max) * 4.0];
+    // An interval that reaches far beyond all values is cut: it would press everything else together.
+    let near = |v: &f64| positive(*v) && (far[0]..far[1]).contains(v);
+    let all = || bars.iter().flat_map(|b| b.ratio.ci95).filter(near).chain(values());
     let low = all().fold(from / 1.02, f64::min);
     let high = all().fold(from * 1.1, f64::max);
     (!bars.is_empty() && positive(from)).then_some([low / 1.005, high * 1.005])

@@ -129,6 +129,9 @@ fn halves(kept: &mut DeviceMatrix<bf16>, h: usize) -> [DeviceMatrixMut<'_, bf16>
 /// A training step's products are those that are said of it, and go by what was measured of them.
 #[test]
 fn products_of_a_step_go_by_what_was_measured() {
+    if common::has_gpu() {
+        return swiglu_testing::not_run("what a device's own cuBLASLt proposes is not known");
+    }
     let (m, k) = (24, 72);
     // Of 37 gate and up do not lie as one product takes both.
     for (orientation, h) in Orientation::ALL.into_iter().flat_map(|o| [(o, 40), (o, 37)]) {
@@ -193,7 +196,7 @@ fn products_of_a_step_go_by_what_was_measured() {
         }
         let candidates = cuda.candidates(&problem.with_pass(Pass::Backward), None);
         let reasons: Vec<_> = candidates.iter().map(|step| step.reason.as_str()).collect();
-        let measured = reasons.iter().filter(|why| why.contains("was measured to take 0."));
+        let measured = reasons.iter().filter(|why| why.contains("0.62 of the first's time"));
         let together = h % 8 == 0 || orientation == Orientation::InOut;
         assert_eq!(measured.count(), if together { 3 } else { 2 }, "{reasons:?}");
     }
