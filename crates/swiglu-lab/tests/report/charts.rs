@@ -96,6 +96,20 @@ fn check(svg: &str) {
 const NS: &str = "http://www.w3.org/2000/svg";
 const WIDTHS: [Width; 2] = [Width::Narrow, Width::Wide];
 
+/// An interval is drawn whole, wherever its value lies; what reaches far beyond all values is cut and has no end.
+#[test]
+fn intervals_are_drawn_whole_or_without_an_end() {
+    let lines = |ratio: [f64; 3]| {
+        let svg = chart(&[ratio], 1.0, Width::Wide).unwrap();
+        svg.matches("points=\"").count()
+    };
+    // Where bars begin, the interval and its ends.
+    assert_eq!(lines([22.44, 34.28, 52.36]), 4);
+    assert_eq!(lines([0.9, 1.1, 1.2]), 4);
+    assert_eq!(lines([0.9, 1.1, 80.0]), 3);
+    assert_eq!(lines([0.01, 0.97, 80.0]), 2);
+}
+
 #[test]
 fn plots_are_well_formed_named_and_within_their_frame() {
     let over_sizes: Vec<_> =
