@@ -133,25 +133,6 @@ class Layer:
     def explain(self, tokens: int) -> Tuple[str, str]: ...
     def forward(self, x: _Tensor, out: Optional[_Tensor] = None) -> Optional[Array]: ...
     def forward_on(self, place: _Place, x: _Tensor, out: _Tensor, scratch: Tuple[int, int]) -> None: ...
-    def training_bytes(self, tokens: int, keeps: bool) -> int: ...
-    def backward_bytes(self, tokens: int) -> int: ...
-    def forward_saving_on(
-        self, place: _Place, x: _Tensor, out: _Tensor, gate: _Tensor, up: _Tensor, scratch: Tuple[int, int]
-    ) -> None: ...
-    def pre_activations_on(
-        self, place: _Place, x: _Tensor, gate: _Tensor, up: _Tensor, scratch: Tuple[int, int]
-    ) -> None: ...
-    def backward_gate_up_on(
-        self,
-        place: _Place,
-        grad: _Tensor,
-        gate: _Tensor,
-        up: _Tensor,
-        gate_grad: _Tensor,
-        up_grad: _Tensor,
-        h: Optional[_Tensor],
-        scratch: Tuple[int, int],
-    ) -> None: ...
 
 def activation(
     act: Activation,
@@ -203,12 +184,42 @@ def activation_backward_at_once(
     grad_gate: Any,
     grad_up: Optional[Any],
 ) -> bool: ...
+def block_forward(
+    place: _Place,
+    act: Activation,
+    x: Any,
+    parts: Tuple[Any, ...],
+    y: Optional[Any],
+    kept: Optional[Any],
+    room: Callable[[int], Any],
+) -> None: ...
+def block_backward(
+    place: _Place,
+    act: Activation,
+    x: Any,
+    grad: Any,
+    parts: Tuple[Any, ...],
+    kept: Any,
+    consumed: bool,
+    into: Tuple[Optional[Any], ...],
+    biases: Tuple[Optional[Any], ...],
+    add: bool,
+    room: Callable[[int], Any],
+) -> None: ...
+def block_backward_gate_up(
+    place: _Place,
+    act: Activation,
+    grad: Any,
+    parts: Tuple[Any, ...],
+    kept: Any,
+    into: Any,
+    room: Callable[[int], Any],
+) -> None: ...
 def weight_gradient(grads: _Tensor, inputs: _Tensor, into: _Tensor, overwrite: bool) -> None: ...
 def cuda_weight_gradient(
     place: _Place, grads: _Tensor, inputs: _Tensor, into: _Tensor, overwrite: bool, scratch: Tuple[int, int]
 ) -> None: ...
 def cuda_weight_gradient_bytes(ordinal: int) -> int: ...
-def cuda_weight_gradient_gains(ordinal: int, dtype: str, tokens: int, features: int, inputs: int) -> bool: ...
 def describe_by_table(tensor: type, parameter: type) -> bool: ...
 def keep_stream(ordinal: int, raw: int) -> None: ...
 def share_threads() -> None: ...

@@ -20,7 +20,6 @@ if not torch.cuda.is_available():
 import swiglu
 import swiglu.nn
 import swiglu.torch as ops
-from swiglu.torch import _main_grad
 from test_ops import Here, block_reference, name_of, tensor, within
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -269,9 +268,7 @@ def test_a_captured_block_computes_again(tokens):
     expect(y, x, weights)
 
 
-@pytest.mark.parametrize("gains", [False, True], ids=["products of PyTorch", "faster ones"])
-def test_a_captured_training_step_computes_again(gains, monkeypatch):
-    monkeypatch.setattr(_main_grad, "_gains", lambda *args: gains)
+def test_a_captured_training_step_computes_again():
     weights = [w.requires_grad_() for w in block_of()]
     x = tensor(8, 64, dtype=torch.bfloat16)
 
@@ -706,35 +703,43 @@ def test_subsets_of_gradients_and_one_value_for_all():
 
 
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
-def test_gradients_of_weights_by_a_faster_algorithm(monkeypatch, dtype, packed):
-    """Of rows that lie apart, where one was measured to be faster: here said of every product."""
-    ours, native = [], _main_grad._native.cuda_weight_gradient
-    monkeypatch.setattr(_main_grad._native, "cuda_weight_gradient", lambda *args: ours.append(args) or native(*args))
-    gains = []
-    monkeypatch.setattr(_main_grad, "_gains", lambda *args: gains[-1])
+def test_gradients_are_as_near_as_those_of_eager(dtype, packed, biased):
+    """Of x that lies in rows, in columns, and of one row for all; twice, so that what was kept has to stay."""
     tokens, weights = 256, block_of(dtype=dtype)
+    bias = [tensor(w.shape[0], dtype=dtype, seed=3 + i) for i, w in enumerate(weights)]
     if packed:
-        weights = [torch.cat(weights[:2]), None, weights[2]]
-    of_weights = 2 if packed else 3
+        weights, bias = [torch.cat(weights[:2]), None, weights[2]], [torch.cat(bias[:2]), None, bias[2]]
 
-    def gradients(x, weights, dtype, layer):
-        leaves = [None if w is None else w.detach().to(dtype).requires_grad_() for w in weights]
-        with torch.autograd.set_multithreading_enabled(False):
-            layer(x.to(dtype), *leaves).sum().backward()
-        return [w.grad for w in leaves if w is not None]
+    def gradients(x, dtype, layer, save="preact"):
+        leaves = [None if t is None else t.detach().to(dtype).requires_grad_() for t in (x, *weights, *bias)]
+        y = layer(*leaves[:4], biases=tuple(leaves[4:]) if biased else None, save=save)
+        wanted = [t for t in (leaves if biased else leaves[:4]) if t is not None]
+        dy = tensor(tokens, y.shape[-1], dtype=torch.bfloat16, seed=8).to(dtype)
+        first, second = (torch.autograd.grad(y, wanted, dy, retain_graph=again) for again in (True, False))
+        assert all(torch.equal(a, b) for a, b in zip(first, second))
+        return first
 
-    apart, across = tensor(tokens, 64, dtype=dtype), tensor(64, tokens, dtype=dtype).t()
-    # Rows of x that are not adjacent are PyTorch's.
-    for x, said, count in ((apart, False, 0), (apart, True, of_weights), (across, True, 1)):
-        ours.clear()
-        gains.append(said)
-        grads = gradients(x, weights, dtype, ops.mlp)
-        assert len(ours) == count
-        eager, exact = (gradients(x, weights, t, composed_block) for t in (dtype, torch.float64))
-        unit = 2.0**-11 if dtype is torch.float16 else 2.0**-8
-        for mine, theirs, true in zip(grads, eager, exact):
-            assert off(mine, true) <= 2 * off(theirs, true) + 4 * unit / tokens**0.5
+    def composed(x, w_gate, w_up, w_down, biases, save):
+        b_gate, b_up, b_down = biases or (None, None, None)
+        gate = torch.nn.functional.linear(x, w_gate, b_gate)
+        gate, up = gate.chunk(2, -1) if w_up is None else (gate, torch.nn.functional.linear(x, w_up, b_up))
+        return torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, w_down, b_down)
+
+    unit = 2.0**-11 if dtype is torch.float16 else 2.0**-8
+    rows, columns = tensor(tokens, 64, dtype=dtype), tensor(64, tokens, dtype=dtype).t()
+    for x in (rows, columns, rows[:1].expand(tokens, 64), rows.view(8, 32, 64)[:, :, :]):
+        flat = x.reshape(tokens, 64)
+        eager, exact = (gradients(flat, t, composed) for t in (dtype, torch.float64))
+        for save in ("preact", "input"):
+            for mine, theirs, true in zip(gradients(x.detach(), dtype, of_shape, save), eager, exact):
+                assert off(mine.reshape(true.shape), true) <= 2 * off(theirs, true) + 4 * unit / tokens**0.5
+                assert ops.explain_last().way == "native cuda", ops.explain_last()
+
+
+def of_shape(x, *weights, **how):
+    return ops.mlp(x, *weights, **how).reshape(-1, x.shape[-1])
 
 
 def test_a_block_without_tokens_has_zeros_for_gradients():

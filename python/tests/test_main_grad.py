@@ -11,7 +11,7 @@ import swiglu
 import swiglu.nn
 import swiglu.torch as ops
 from reference import LEAST, UNIT
-from swiglu.torch import _main_grad
+from swiglu.torch import _main_grad, _training
 from test_ops import Here, device, double, name_of, tensor  # noqa: F401
 
 HIDDEN, INTERMEDIATE = 24, 40
@@ -47,7 +47,21 @@ def factors(monkeypatch):
         seen.setdefault(what, []).append((double(grads).copy(), double(inputs).copy()))
         return added(what, weight, grads, inputs)
 
+    whole = _training._native.block_backward
+
+    def block_backward(place, act, x, grad, parts, kept, consumed, into, biases, adds, room):
+        if adds:
+            w_gate, w_up, w_down, *_ = parts
+            both = torch.ops.swiglu.mlp_saving_backward(grad, w_gate, w_up, w_down, kept, str(act))
+            halves = (both,) if w_up is None else both.chunk(2, -1)
+            for what, half in zip(("w_gate", "w_up"), halves):
+                seen.setdefault(what, []).append((double(half).copy(), double(x).copy()))
+            h = torch.ops.swiglu.glu(kept, str(act), "gate-first", None)
+            seen.setdefault("w_down", []).append((double(grad).copy(), double(h).copy()))
+        return whole(place, act, x, grad, parts, kept, consumed, into, biases, adds, room)
+
     monkeypatch.setattr(_main_grad, "add", add)
+    monkeypatch.setattr(_training._native, "block_backward", block_backward)
     return seen
 
 
@@ -99,6 +113,9 @@ def test_gradients_are_those_of_plain_accumulation(dtype, main, save, packed, fa
     for name, w, held, total in zip(names, weights, before, sums):
         assert w.grad_added_to_main_grad and w.main_grad.dtype == main
         exact, bound, least = of_products(factors[name], dtype, main)
+        if name == "w_down" and Here.device == "cuda":
+            # h comes from another kernel here, which may round the last bit otherwise.
+            bound = bound + sum(2 * UNIT[name_of(dtype)] * (np.abs(g).T @ np.abs(x)) for g, x in factors[name])
         held_off = len(factors[name]) * UNIT[name_of(main)] * (np.abs(held) + np.abs(exact))
         assert np.all(np.abs(double(w.main_grad) - held - exact) <= bound + held_off + least), name
         # The plain gradients are such sums too, each rounded to T.

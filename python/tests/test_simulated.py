@@ -93,26 +93,66 @@ for down in (None, w_down):
     near(y, block(*parts), 1e-4)
 
 # A training step: gate and up are kept, or computed again to the same bits.
-def lent(size):
-    space = empty((size + 256,), "uint8")
-    return space.ctypes.data + -space.ctypes.data % 256, size
-kept, again, into, dy = empty((2, 5, 96)), empty((2, 5, 96)), empty((3, 5, 96)), values(5, 64)
-layer.forward_saving_on(place, where(x), where(y), *map(where, kept), lent(layer.training_bytes(5, True)))
+class Room:
+    def __init__(self, size):
+        self.space = empty((size + 256,), "uint8")
+        self.space[...] = 0xFF
+        asked.append(size)
+    def data_ptr(self):
+        return self.space.ctypes.data + -self.space.ctypes.data % 256
+asked = []
+given = lambda *arrays: tuple(None if a is None else where(a) for a in arrays)
+weights, biases = given(*parts), [b_gate, b_up, b_down]
+kept, again, dy = empty((5, 192)), empty((5, 192)), values(5, 64)
+_native.block_forward(place, act, where(x), weights, where(y), where(kept), Room)
 near(y, block(*parts), 1e-4)
-layer.pre_activations_on(place, where(x), *map(where, again), lent(layer.training_bytes(5, False)))
-near(kept[0], x.astype(float) @ w_gate.T + b_gate, 1e-5)
+_native.block_forward(place, act, where(x), weights, None, where(again), Room)
+near(kept[:, :96], x.astype(float) @ w_gate.T + b_gate, 1e-5)
 assert np.array_equal(kept, again)
-layer.backward_gate_up_on(
-    place, where(dy), *map(where, again), *map(where, into), lent(layer.backward_bytes(5)))
-g, u, dh = kept[0].astype(float), kept[1].astype(float), dy.astype(float) @ w_down
-near(into[0], dh * u * sigmoid(g) * (1 + g * (1 - sigmoid(g))), 1e-4)
-near(into[1], dh * g * sigmoid(g), 1e-4)
-near(into[2], g * sigmoid(g) * u, 1e-4)
-without = empty((2, 5, 96))
-layer.backward_gate_up_on(
-    place, where(dy), *map(where, again), *map(where, without), None, lent(layer.backward_bytes(5)))
-wait()
-assert np.array_equal(without, into[:2])
+y[...] = np.nan
+_native.block_forward(place, act, where(x), weights, where(y), None, Room)
+near(y, block(*parts), 1e-4)
+g, u, dh = kept[:, :96].astype(float), kept[:, 96:].astype(float), dy.astype(float) @ w_down
+activated = g * sigmoid(g) * u
+d_gate, d_up = dh * u * sigmoid(g) * (1 + g * (1 - sigmoid(g))), dh * g * sigmoid(g)
+d_pair = empty((5, 192))
+_native.block_backward_gate_up(place, act, where(dy), weights, where(again), where(d_pair), Room)
+near(d_pair, np.concatenate([d_gate, d_up], 1), 1e-4)
+assert np.array_equal(kept, again)
+right_of = [d_gate @ w_gate + d_up @ w_up, d_gate.T @ x, d_up.T @ x, dy.T.astype(float) @ activated]
+right_of_biases = [d_gate.sum(0), d_up.sum(0), dy.astype(float).sum(0)]
+dense = (*weights[:3], None, None, None)
+for consumed, add, wanted in [(False, False, 15), (True, True, 15), (False, True, 6), (True, False, 8), (False, False, 1)]:
+    there_before = there(kept)
+    into = [values(*e.shape) if wanted >> i & 1 else None for i, e in enumerate(right_of)]
+    sums = [values(*e.shape) if wanted >> i & 2 else None for i, e in enumerate(right_of_biases)]
+    held = [None if a is None else a.astype(float) for a in (*into, *sums)]
+    _native.block_backward(
+        place, act, where(x), where(dy), dense, where(there_before), consumed, given(*into), given(*sums), add, Room)
+    for i, (found, before, right) in enumerate(zip((*into, *sums), held, (*right_of, *right_of_biases))):
+        if found is not None:
+            near(found, right + (before if add and i > 0 else 0), 1e-3)
+    assert consumed or np.array_equal(there_before, kept)
+assert max(asked) > 0
+# Packed weights have one place, and so have their biases.
+packed, d_packed, d_bias = there(np.concatenate([w_gate, w_up])), empty((192, 64)), empty((192,))
+_native.block_backward(
+    place, act, where(x), where(dy), given(packed, None, w_down, None, None, None), where(kept), False,
+    given(None, d_packed, None, None), given(d_bias, None, None), False, Room)
+near(d_packed, np.concatenate(right_of[1:3]), 1e-3)
+near(d_bias, np.concatenate(right_of_biases[:2]), 1e-3)
+for changed, kind in [
+    (dict(into=given(dy, None, None, None)), "unsupported"), (dict(into=given(None, packed, None, None)), "shape"),
+    (dict(kept=where(kept[:, :95])), "shape"), (dict(kept=where(kept[:4])), "shape"), (dict(parts=(None, *dense[1:])), "unsupported"),
+]:
+    how = dict(parts=dense, kept=where(kept), into=given(None, None, None, empty((64, 96))))
+    how.update(changed)
+    try:
+        _native.block_backward(
+            place, act, where(x), where(dy), how["parts"], how["kept"], False, how["into"], (None, None, None), False, Room)
+        raise AssertionError(f"{changed} was taken")
+    except (SwigluError, ShapeError) as error:
+        assert error.kind == kind, (changed, error)
 
 try:
     _native.cuda_activation(place, act, None, None, where(gate[:, ::2]), where(up[:, ::2]), where(h))
@@ -139,11 +179,6 @@ for wrong, kind in [(whole(16, 24), "shape"), (grads[:, :16], "unsupported")]:
         raise AssertionError("a wrong place was taken")
     except (SwigluError, ShapeError) as error:
         assert error.kind == kind, error
-
-# On a device with wgmma another algorithm is expected to be faster for few tokens and many features of 16 bits.
-for shape, gains in [((16, 1024, 2048), True), ((16, 1024, 64), False), ((2048, 1024, 2048), False)]:
-    assert _native.cuda_weight_gradient_gains(0, "f16", *shape) == gains, shape
-assert not _native.cuda_weight_gradient_gains(0, "f32", 16, 1024, 2048)
 
 # In a capture of other code nothing is loaded, and the capture goes on.
 stream, graph, run = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()

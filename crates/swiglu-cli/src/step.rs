@@ -171,7 +171,7 @@ impl<T: Element> OnDevice<T> {
             } else {
                 layer.forward_saving_on(stream, x, y.view_mut(), pre_activations(kept, h)?, None)?;
             }
-            layer.backward_on(stream, x, dy, pre_activations(kept, h)?, into)
+            layer.backward_on(stream, x, dy, pre_activations(kept, h)?, into, None)
         })
     }
 

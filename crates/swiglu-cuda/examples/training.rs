@@ -120,7 +120,7 @@ fn main() -> Result<()> {
                     3 => fused.forward_saving(&stream, x.view(), y.view_mut(), kept),
                     4 | 5 => {
                         let into = DeviceGradientsMut::default();
-                        layer.backward(&stream, x.view(), dy.view(), kept, into)
+                        layer.backward(&stream, x.view(), dy.view(), kept, into, None)
                     }
                     _ => {
                         let (gate_w, up_w) = gate_up.view_mut().split_rows(h)?;
@@ -129,7 +129,7 @@ fn main() -> Result<()> {
                             .with_gate(gate_w)
                             .with_up(up_w)
                             .with_down(dw_down.view_mut());
-                        layer.backward(&stream, x.view(), dy.view(), kept, into)
+                        layer.backward(&stream, x.view(), dy.view(), kept, into, None)
                     }
                 }
             };

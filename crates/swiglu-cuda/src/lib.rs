@@ -30,8 +30,8 @@ pub use device::{jit, library};
 pub use kernels::decode_mlp::Design as DecodeDesign;
 pub use layers::{
     DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceGradientMut, DeviceGradientsMut,
-    DeviceKeptMut, DeviceMlpParams, GatedLinear, GatedLinearKind, HostSaved, Layer, Mlp, MlpKind,
-    expect_quantized, quantized_tokens, quantized_types,
+    DeviceKept, DeviceKeptMut, DeviceMlpParams, GatedLinear, GatedLinearKind, HostSaved, Layer,
+    Mlp, MlpKind, expect_quantized, quantized_tokens, quantized_types,
 };
 pub use plan::calibration::{Calibrated, Calibration, Rate};
 pub use plan::{Candidate, CudaOptions, Target, Ways, tuning};

@@ -88,7 +88,7 @@ fn calls_do_not_allocate() {
                         DeviceGradientsMut::default().with_dx(dx.view_mut()).with_up(dw.view_mut());
                     match pass {
                         Pass::Saving => mlp.forward_saving(&stream, x.view(), y.view_mut(), kept),
-                        _ => mlp.backward(&stream, x.view(), x.view(), kept, into),
+                        _ => mlp.backward(&stream, x.view(), x.view(), kept, into, None),
                     }
                     .unwrap();
                 }

@@ -12,8 +12,8 @@ use swiglu_core::{
 };
 use swiglu_cuda::{
     Cuda, CudaBackend, CudaError, DeviceBuffer, DeviceGatedLinearParams, DeviceGradientsMut,
-    DeviceKeptMut, DeviceMatrix, DeviceMatrixRef, DeviceMlpParams, DeviceScratch, GatedLinear,
-    Layer, Mlp, Stream,
+    DeviceKept, DeviceKeptMut, DeviceMatrix, DeviceMatrixRef, DeviceMlpParams, DeviceScratch,
+    GatedLinear, Layer, Mlp, Stream,
 };
 
 /// Every n-th of the suite on the simulator.
@@ -113,7 +113,7 @@ fn gradients_are_the_same_bits_on_every_launch() {
             .with_up(up_w.view_mut())
             .with_down(down_w.view_mut());
         let kept = [gate.view_mut(), up.view_mut()];
-        layer.backward(&stream, x.view(), dy.view(), kept, into).unwrap();
+        layer.backward(&stream, x.view(), dy.view(), kept, into, None).unwrap();
         let now = to.map(|m| m.to_host().unwrap());
         let first = first.get_or_insert_with(|| now.clone());
         assert!(now == *first, "launch {launch} differs");
@@ -133,7 +133,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let mut wrong = zeros(8, 16);
     let mut refusal = |into: DeviceGradientsMut<'_, f32>| {
         let kept = [gate.view_mut(), up.view_mut()];
-        let outcome = layer.backward(&stream, x.view(), dh.view(), kept, into);
+        let outcome = layer.backward(&stream, x.view(), dh.view(), kept, into, None);
         outcome.unwrap_err().to_string()
     };
     let error = refusal(DeviceGradientsMut::default().with_gate(wrong.view_mut()));
@@ -141,7 +141,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let error = refusal(DeviceGradientsMut::default().with_down(wrong.view_mut()));
     assert!(error.contains("no down projection"), "{error}");
     let (kept, none) = ([gate.view_mut(), up.view_mut()], DeviceGradientsMut::default());
-    let outcome = layer.backward(&stream, x.view(), x.view(), kept, none);
+    let outcome = layer.backward(&stream, x.view(), x.view(), kept, none, None);
     assert!(matches!(outcome, Err(CudaError::Core(_))), "{outcome:?}");
     // Without the up that x gives again, rows of x may overlap.
     let buffer = DeviceMatrix::<f32>::zeros(&stream, 1, 10).unwrap();
@@ -151,8 +151,8 @@ fn what_does_not_fit_is_refused_by_name() {
     }
     let mut to = zeros(3, 8);
     let both = [gate.view_mut(), up.view_mut()];
-    layer.backward(&stream, rows, dh.view(), both, dx(&mut to)).unwrap();
-    let outcome = layer.backward(&stream, rows, dh.view(), gate.view_mut(), dx(&mut to));
+    layer.backward(&stream, rows, dh.view(), both, dx(&mut to), None).unwrap();
+    let outcome = layer.backward(&stream, rows, dh.view(), gate.view_mut(), dx(&mut to), None);
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("x whose 3 rows overlap"), "{error}");
 }
@@ -235,7 +235,7 @@ impl<K, T: Element> Step<'_, K, T> {
                 into = into.with_down(d_down.view_mut()).with_down_bias(b_down);
             }
             let kept = keeps(policy, &mut gate, &mut up);
-            self.layer.backward(stream, self.x.view(), self.dy.view(), kept, into)
+            self.layer.backward(stream, self.x.view(), self.dy.view(), kept, into, None)
         };
         call(true).unwrap();
         if captured {
@@ -397,7 +397,7 @@ fn micro_batches_add_up() {
                 .with_down_bias(b_down)
                 .with_accumulate(Accumulate::Add);
             let kept = keeps(policy, &mut gate, &mut up);
-            layer.backward(&stream, x.view(), dy.view(), kept, into).unwrap();
+            layer.backward(&stream, x.view(), dy.view(), kept, into, None).unwrap();
         }
         let references = [
             &expected.gate,
@@ -511,5 +511,88 @@ fn h_is_written_where_it_has_a_place() {
         let problem = layer.plan(m).problem;
         let bound = bounds::activation(&problem.activation, problem.numerics, &inputs).unwrap();
         assert!(bound.judge(made.view()).unwrap().passed(), "{path:?}");
+    }
+}
+
+/// Gate and up that are borrowed stay, and give the gradients that those that may be written give; in scratch memory of as many
+/// bytes as are asked for, and not of fewer. Products that stay apart round ∂L/∂x once more.
+#[test]
+fn borrowed_pre_activations_stay_as_they_are() {
+    let Some(cuda) = common::device() else { return };
+    let stream = cuda.new_stream().unwrap();
+    let host = |seed, rows, cols| random::normal_matrix::<bf16>(seed, rows, cols, 0.5).unwrap();
+    let there = |host: &Matrix<bf16>| DeviceMatrix::from_host(&stream, host.view()).unwrap();
+    let (act, lies) = (Activation::SWIGLU, Orientation::OutIn);
+    for [m, k, h] in [[40, 64, 136], [70, 72, 100], [0, 64, 96]] {
+        let (x, dy) = (host(1, m, k), host(2, m, k));
+        let weights = [host(3, h, k), host(4, h, k), host(5, k, h)];
+        let [gate_w, up_w, down_w] = weights.each_ref().map(there);
+        let (x_there, dy_there) = (there(&x), there(&dy));
+        let gated =
+            DeviceGatedLinearParams::separate(gate_w.view(), up_w.view(), lies, act).unwrap();
+        let params = DeviceMlpParams::new(gated, down_w.view(), lies).unwrap();
+        // SAFETY: the weights outlive the layer, and nothing writes them.
+        let layer = unsafe { Mlp::from_device(&cuda, &params) }.unwrap();
+        let gated = GateUpWeights::separate(weights[0].view(), weights[1].view(), lies).unwrap();
+        let host_params =
+            MlpParams::new(GatedLinearParams::new(gated, act), weights[2].view(), lies);
+        let dense = |rows, cols| {
+            let mut made = DeviceMatrix::<bf16>::new(&stream, rows, cols).unwrap();
+            made.buffer_mut().poison(0xFF).unwrap();
+            made
+        };
+        let (mut gate, mut up, mut y) = (dense(m, h), dense(m, h), dense(m, k));
+        let kept = [gate.view_mut(), up.view_mut()];
+        layer.forward_saving(&stream, x_there.view(), y.view_mut(), kept).unwrap();
+        let before = [gate.to_host().unwrap(), up.to_host().unwrap()];
+        let run = |kept: DeviceKept<'_, bf16>, apart: bool, fewer: usize| {
+            let mut to = [dense(m, k), dense(h, k), dense(h, k), dense(k, h)];
+            let [dx, d_gate, d_up, d_down] = to.each_mut().map(DeviceMatrix::view_mut);
+            let into = DeviceGradientsMut::default()
+                .with_dx(dx)
+                .with_gate(d_gate)
+                .with_up(d_up)
+                .with_down(d_down)
+                .with_apart(apart);
+            let bytes = layer.backward_bytes(&dy_there.view(), &kept, &into)? - fewer;
+            let mut buffer = DeviceBuffer::<f32>::new(&stream, bytes / 4)?;
+            buffer.poison(0xFF)?;
+            let mut scratch = DeviceScratch::new(&mut buffer);
+            let (x, dy) = (x_there.view(), dy_there.view());
+            layer.backward(&stream, x, dy, kept, into, Some(&mut scratch))?;
+            Ok::<_, CudaError>(to.map(|matrix| matrix.to_host().unwrap()))
+        };
+        let error = run([gate.view(), up.view()].into(), false, 4).unwrap_err().to_string();
+        assert!(error.contains("backward_bytes"), "{error}");
+        let borrowed = run([gate.view(), up.view()].into(), false, 0).unwrap();
+        let apart = run([gate.view(), up.view()].into(), true, 0).unwrap();
+        assert!([gate.to_host().unwrap(), up.to_host().unwrap()] == before, "m {m}");
+        let (mut d_gate, mut d_up) = (dense(m, h), dense(m, h));
+        let grads = [d_gate.view_mut(), d_up.view_mut()];
+        let kept = [gate.view(), up.view()];
+        layer.backward_gate_up(&stream, dy_there.view(), kept, grads, None, None).unwrap();
+        let d_gate = d_gate.to_host().unwrap();
+        let consumed = run([gate.view_mut(), up.view_mut()].into(), false, 0).unwrap();
+
+        let mut expected =
+            bounds::mlp_backward(x.view(), &host_params, dy.view(), DType::Bf16, 0.0).unwrap();
+        for (grads, apart) in [(&borrowed, false), (&consumed, false), (&apart, true)] {
+            if apart {
+                // The product with gate's weights is rounded before that with up's is added.
+                let bounds = expected.dx.reference.bound.as_mut_slice();
+                for (at, bound) in bounds.iter_mut().enumerate() {
+                    let row = d_gate.view().row(at / k).iter();
+                    let weights = weights[0].as_slice().iter().skip(at % k).step_by(k);
+                    let terms = row.zip(weights).map(|(d, w)| d.to_f64() * w.to_f64());
+                    *bound += 2f64.powi(-8) * terms.sum::<f64>().abs();
+                }
+            }
+            let references =
+                [&expected.dx, &expected.gate, &expected.up, expected.down.as_ref().unwrap()];
+            for (i, (found, reference)) in grads.iter().zip(references).enumerate() {
+                let judgement = reference.judge(found.view()).unwrap();
+                assert!(judgement.passed(), "m {m}, apart {apart}, gradient {i}: {judgement:?}");
+            }
+        }
     }
 }

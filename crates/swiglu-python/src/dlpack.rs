@@ -12,7 +12,7 @@ use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyType};
+use pyo3::types::{PyCapsule, PyTuple, PyType};
 use swiglu::{CoreError, DType};
 
 use crate::error::Failure;
@@ -261,6 +261,27 @@ pub(crate) fn by_table(object: &Bound<'_, PyAny>) -> Option<(Tensor, Memory)> {
     // SAFETY: the object is alive, and with it what describes it.
     let described = unsafe { described(&tensor, None) }.ok()?;
     Some((described, memory))
+}
+
+/// A tensor in a CUDA device's memory: described by its library's table, or by a tuple.
+pub(crate) struct There(pub(crate) Tensor);
+
+impl<'py> FromPyObject<'_, 'py> for There {
+    type Error = Failure;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> Result<Self, Failure> {
+        if object.is_instance_of::<PyTuple>() {
+            return Ok(Self(object.extract()?));
+        }
+        match by_table(&object) {
+            Some((tensor, Memory::Cuda(_))) => Ok(Self(tensor)),
+            _ => Err(CoreError::Unsupported {
+                what: format!("{} as a tensor in a CUDA device's memory", object.get_type()),
+                why: "PyTorch does not describe it as one of f32, f16 or bf16".into(),
+            }
+            .into()),
+        }
+    }
 }
 
 /// The stream that PyTorch enqueues work of a device on.

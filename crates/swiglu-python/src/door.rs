@@ -179,7 +179,8 @@ impl Door {
         self.done(op, place, &self.one_pass[place], h, out.is_some())
     }
 
-    /// As `activation`, of a gated linear layer or a block over weights where they lie on a CUDA device.
+    /// As `activation`, of a gated linear layer or a block over weights where they lie on a CUDA device: `NotImplemented` of any
+    /// activation, numerics and layout, and of tensors whose shapes may disagree.
     fn layer<'py>(
         &self,
         op: Object<'_, 'py>,
@@ -193,10 +194,16 @@ impl Door {
     ) -> Result<Option<Bound<'py, PyAny>>, Failure> {
         let given = || [x].into_iter().chain(weights.iter().flatten());
         let Some(inputs) = Alike::of(given()) else { return Ok(None) };
-        if inputs.memory == Memory::Host
-            || asks && self.asked(given().chain(out))? != Asked::Nothing
-        {
+        if inputs.memory == Memory::Host {
             return Ok(None);
+        }
+        let asked = if asks { self.asked(given().chain(out))? } else { Asked::Nothing };
+        match asked {
+            Asked::Nothing => {}
+            Asked::Gradient if out.is_none() => {
+                return Ok(Some(x.py().NotImplemented().into_bound(x.py())));
+            }
+            Asked::Gradient | Asked::Other => return Ok(None),
         }
         let Some(how) = How::given(activation, numerics, layout) else { return Ok(None) };
         let [Some(_), up, down, gate_bias, ..] = &weights else { return Ok(None) };

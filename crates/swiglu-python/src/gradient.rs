@@ -1,7 +1,7 @@
 //! The gradient of a weight, added to what an array holds: the products of a backward pass that others compute.
 
 use pyo3::prelude::*;
-use swiglu::cuda::{DeviceGradientMut, DeviceScratch};
+use swiglu::cuda::{Cuda, DeviceGradientMut, DeviceScratch};
 use swiglu::{
     Accumulate, CoreError, Cpu, DType, Device, Element, GradientMut, MatrixMut, with_dtype,
 };
@@ -18,7 +18,7 @@ fn how(overwrite: bool) -> Accumulate {
 }
 
 /// Refuses a place where a factor lies: what is read would be written meanwhile.
-fn expect_apart(factors: [&Tensor; 2], into: &Tensor) -> Result<(), CoreError> {
+pub(crate) fn expect_apart(factors: &[&Tensor], into: &Tensor) -> Result<(), CoreError> {
     if factors.iter().all(|factor| factor.is_apart(into)) {
         return Ok(());
     }
@@ -36,7 +36,7 @@ pub(crate) fn weight_gradient(
     into: Tensor,
     overwrite: bool,
 ) -> Result<(), Failure> {
-    expect_apart([&grads, &inputs], &into)?;
+    expect_apart(&[&grads, &inputs], &into)?;
     let Device::Cpu(cpu) = device::cpu_of_pytorch()? else { unreachable!("the name is the CPU's") };
     Ok(py.detach(|| {
         with_dtype!(grads.dtype, T => on_host::<T>(&cpu, [&grads, &inputs], &into, how(overwrite)))
@@ -85,20 +85,6 @@ pub(crate) fn cuda_weight_gradient_bytes(ordinal: usize) -> Result<usize, Failur
     Ok(device::cuda(ordinal)?.weight_gradient_bytes())
 }
 
-/// Whether `cuda_weight_gradient` of so many tokens, of weights `[N, K]` and written as their type, goes by another algorithm than
-/// other libraries take, because it was measured to be faster. The answer stays the same while the process lives.
-#[pyfunction]
-pub(crate) fn cuda_weight_gradient_gains(
-    ordinal: usize,
-    dtype: &str,
-    tokens: usize,
-    features: usize,
-    inputs: usize,
-) -> Result<bool, Failure> {
-    let (dtype, cuda) = (dtype.parse::<DType>()?, device::cuda(ordinal)?);
-    with_dtype!(dtype, T => Ok(cuda.weight_gradient_gains::<T>(tokens, [features, inputs])?))
-}
-
 /// Enqueues what `weight_gradient` computes on a stream.
 #[pyfunction]
 pub(crate) fn cuda_weight_gradient(
@@ -109,7 +95,7 @@ pub(crate) fn cuda_weight_gradient(
     overwrite: bool,
     scratch: (u64, usize),
 ) -> Result<(), Failure> {
-    expect_apart([&grads, &inputs], &into)?;
+    expect_apart(&[&grads, &inputs], &into)?;
     with_dtype!(grads.dtype, T => enqueue::<T>(place, [&grads, &inputs], &into, how(overwrite), scratch))
 }
 
@@ -128,12 +114,26 @@ fn enqueue<T: Element>(
         let _captured = stream.without_loading()?;
         let grads = matrix::<T>(&cuda, "gradient of the results", grads)?;
         let inputs = matrix::<T>(&cuda, "inputs", inputs)?;
-        let into = match into.dtype {
-            DType::F32 => DeviceGradientMut::F32(matrix_mut::<f32>(&cuda, INTO, into)?),
-            _ => DeviceGradientMut::Element(matrix_mut::<T>(&cuda, INTO, into)?),
-        };
+        let into = gradient_mut::<T>(&cuda, into)?;
         let mut scratch = DeviceScratch::from_raw(&cuda, scratch, bytes)?;
         cuda.weight_gradient(&stream, grads, inputs, into, how, Some(&mut scratch))?;
     }
     Ok(())
+}
+
+/// The place of a weight's gradient: of f32 or of T.
+///
+/// # Safety
+/// As [`matrix_mut`].
+pub(crate) unsafe fn gradient_mut<'a, T: Element>(
+    cuda: &Cuda,
+    into: &'a Tensor,
+) -> Result<DeviceGradientMut<'a, T>, Failure> {
+    // SAFETY: the caller's.
+    Ok(unsafe {
+        match into.dtype {
+            DType::F32 => DeviceGradientMut::F32(matrix_mut::<f32>(cuda, INTO, into)?),
+            _ => DeviceGradientMut::Element(matrix_mut::<T>(cuda, INTO, into)?),
+        }
+    })
 }

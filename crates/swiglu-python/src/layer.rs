@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
-use swiglu::{CoreError, DType, GatedLinear, Mlp, SavePolicy, f16, with_dtype};
+use swiglu::{CoreError, DType, GatedLinear, Mlp, f16, with_dtype};
 
 use crate::activation::{Activation, arrangement, numerics};
 use crate::array::Array;
@@ -257,66 +257,6 @@ impl Layer {
     ) -> Result<(), Failure> {
         let dtype = either!(self, layer => layer.dtype());
         with_dtype!(dtype, T => self.enqueue::<T>(place, &x, &out, scratch))
-    }
-
-    /// Bytes of scratch memory of `forward_saving_on`, or, where nothing is kept, of `forward_on` and `pre_activations_on`.
-    fn training_bytes(&self, tokens: usize, keeps: bool) -> Result<usize, Failure> {
-        let dtype = either!(self, layer => layer.dtype());
-        let policy = if keeps { SavePolicy::Save } else { SavePolicy::Recompute };
-        Ok(
-            with_dtype!(dtype, T => either!(self, layer => layer.training_bytes::<T>(tokens, policy)))?,
-        )
-    }
-
-    /// Bytes of scratch memory of `backward_gate_up_on`, for dense tensors.
-    fn backward_bytes(&self, tokens: usize) -> Result<usize, Failure> {
-        let dtype = either!(self, layer => layer.dtype());
-        Ok(with_dtype!(dtype, T => either!(self, layer => layer.backward_bytes::<T>(tokens)))?)
-    }
-
-    /// As `forward_on`, and writes gate and up, which `backward_gate_up_on` takes.
-    fn forward_saving_on(
-        &self,
-        place: Place,
-        x: Tensor,
-        out: Tensor,
-        gate: Tensor,
-        up: Tensor,
-        scratch: (u64, usize),
-    ) -> Result<(), Failure> {
-        let dtype = either!(self, layer => layer.dtype());
-        with_dtype!(dtype, T => self.save::<T>(place, [&x, &out, &gate, &up], scratch))
-    }
-
-    /// Gate and up of `forward_saving_on`, to the same bits.
-    fn pre_activations_on(
-        &self,
-        place: Place,
-        x: Tensor,
-        gate: Tensor,
-        up: Tensor,
-        scratch: (u64, usize),
-    ) -> Result<(), Failure> {
-        let dtype = either!(self, layer => layer.dtype());
-        with_dtype!(dtype, T => self.keep::<T>(place, [&x, &gate, &up], scratch))
-    }
-
-    /// The gradients of gate and up, and h where it has a place, from that of a block's result.
-    #[expect(clippy::too_many_arguments, reason = "Python's")]
-    fn backward_gate_up_on(
-        &self,
-        place: Place,
-        grad: Tensor,
-        gate: Tensor,
-        up: Tensor,
-        gate_grad: Tensor,
-        up_grad: Tensor,
-        h: Option<Tensor>,
-        scratch: (u64, usize),
-    ) -> Result<(), Failure> {
-        let dtype = either!(self, layer => layer.dtype());
-        let tensors = [&grad, &gate, &up, &gate_grad, &up_grad];
-        with_dtype!(dtype, T => self.differentiate::<T>(place, tensors, h.as_ref(), scratch))
     }
 
     fn __repr__(&self) -> String {

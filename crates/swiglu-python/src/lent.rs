@@ -32,7 +32,7 @@ static LENT: Mutex<Option<HashMap<Lent, Layers>>> = Mutex::new(None);
 const MOST_LENT: usize = 4096;
 
 /// Scratch memory that a stream keeps for calls, which has room for cuBLASLt's 32 MiB; more is asked of PyTorch for each.
-const OWN_SCRATCH: usize = 48 << 20;
+pub(crate) const OWN_SCRATCH: usize = 48 << 20;
 
 /// A layer over weights where they lie, for tensors as kernels take them, on the stream that is current: x, the weights that
 /// are there, and what is written. `false` where anything speaks against it, and nothing was done.
@@ -44,7 +44,7 @@ pub(crate) fn layer_at_once(how: How, tensors: Alike, weights: [bool; 6]) -> Res
     let mut next = || there.next().flatten();
     let Some(gate) = next() else { return Ok(false) };
     let weights = Weights(gate, next(), next(), next(), next(), next());
-    let Some(layer) = lent(&stream, how, &weights)? else { return Ok(false) };
+    let Ok(layer) = lent(&stream, how, &weights) else { return Ok(false) };
     let (hidden, features) = (layer.hidden(), layer.out_features());
     let fits = x.shape.split_last().zip(out.shape.split_last()).is_some_and(
         |((&inside, rows), (&outside, out_rows))| {
@@ -60,12 +60,12 @@ pub(crate) fn layer_at_once(how: How, tensors: Alike, weights: [bool; 6]) -> Res
     done(with_dtype!(x.dtype, T => layer.enqueue_on::<T>(&stream, &x, &out, (0, 0))))
 }
 
-/// The layer of these weights: made where it is new, and none where kernels do not take them.
-fn lent(
+/// The layer of these weights, made where it is new.
+pub(crate) fn lent(
     stream: &BorrowedStream,
     how: How,
     weights: &Weights,
-) -> Result<Option<Arc<Layer>>, Failure> {
+) -> Result<Arc<Layer>, Failure> {
     let Weights(gate, up, down, gate_bias, up_bias, down_bias) = weights;
     let others = [up, down, gate_bias, up_bias, down_bias].map(Option::as_ref);
     let place = |t: &Tensor| {
@@ -85,18 +85,16 @@ fn lent(
         found.map(|(_, layer)| layer.clone())
     };
     if let Some(layer) = known.get(&key).and_then(same) {
-        return Ok(Some(layer));
+        return Ok(layer);
     }
     let act = Activation(how.act);
-    let Ok(kind) = with_dtype!(dtype, T => weights.borrow::<T>(ordinal, act, how.numerics)) else {
-        return Ok(None);
-    };
+    let kind = with_dtype!(dtype, T => weights.borrow::<T>(ordinal, act, how.numerics))?;
     if known.len() >= MOST_LENT {
         known.clear();
     }
     let layer = Arc::new(Layer::from(kind));
     known.entry(key).or_default().push((how.act, layer.clone()));
-    Ok(Some(layer))
+    Ok(layer)
 }
 
 /// Forgets the layers of the parent in a forked child.

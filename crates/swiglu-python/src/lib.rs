@@ -6,6 +6,7 @@
 mod activation;
 mod alike;
 mod array;
+mod block;
 mod calls;
 mod device;
 mod dlpack;
@@ -60,6 +61,8 @@ mod _native {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
+    use crate::block::{block_backward, block_backward_gate_up, block_forward};
+    #[pymodule_export]
     use crate::device::{
         after_fork, after_fork_in_parent, before_fork, keep_stream, share_threads,
     };
@@ -75,10 +78,7 @@ mod _native {
     #[pymodule_export]
     use crate::error::{ShapeError, SwigluError};
     #[pymodule_export]
-    use crate::gradient::{
-        cuda_weight_gradient, cuda_weight_gradient_bytes, cuda_weight_gradient_gains,
-        weight_gradient,
-    };
+    use crate::gradient::{cuda_weight_gradient, cuda_weight_gradient_bytes, weight_gradient};
     #[pymodule_export]
     use crate::info;
     #[pymodule_export]

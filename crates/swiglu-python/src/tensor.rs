@@ -141,6 +141,35 @@ impl Tensor {
         disjoint(&self.bytes(), &other.bytes())
     }
 
+    /// The first half of the columns, and the other.
+    pub(crate) fn column_halves(&self, what: &str) -> Result<[Self; 2], CoreError> {
+        self.halves(what, self.shape.len().wrapping_sub(1))
+    }
+
+    /// The first half of a matrix's rows, and the other.
+    pub(crate) fn row_halves(&self, what: &str) -> Result<[Self; 2], CoreError> {
+        self.halves(what, 0)
+    }
+
+    fn halves(&self, what: &str, dim: usize) -> Result<[Self; 2], CoreError> {
+        let both = self.shape.get(dim).copied().filter(|both| both.is_multiple_of(2));
+        let Some((half, &stride)) = both.map(|both| both / 2).zip(self.strides.get(dim)) else {
+            let (expected, given) = ("an even number of features".into(), self.shape_text());
+            return Err(CoreError::Shape { what: what.into(), expected, given });
+        };
+        let mut shape = self.shape.clone();
+        shape[dim] = half;
+        let behind = half as isize * stride * self.dtype.size() as isize;
+        Ok([0, behind].map(|offset| Self {
+            address: self.address.wrapping_add_signed(offset),
+            shape: shape.clone(),
+            strides: self.strides.clone(),
+            dtype: self.dtype,
+            writable: self.writable,
+            _owner: None,
+        }))
+    }
+
     pub(crate) fn expect_type<T: Element>(&self, what: &str) -> Result<(), CoreError> {
         let (expected, given) = (T::DTYPE, self.dtype);
         match expected == given {

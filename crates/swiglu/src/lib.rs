@@ -246,9 +246,9 @@ pub mod cuda {
     pub use swiglu_cuda::{
         BorrowedStream, CapturedCall, Cuda, CudaError, CudaOptions, DeviceBuffer, DeviceData,
         DeviceFacts, DeviceGateUp, DeviceGateUpMut, DeviceGatedLinearParams, DeviceGradientMut,
-        DeviceGradientsMut, DeviceKeptMut, DeviceMatrix, DeviceMatrixMut, DeviceMatrixRef,
-        DeviceMlpParams, DeviceScratch, Event, Graph, PinnedMatrix, Stream, WithoutLoading,
-        release_unused,
+        DeviceGradientsMut, DeviceKept, DeviceKeptMut, DeviceMatrix, DeviceMatrixMut,
+        DeviceMatrixRef, DeviceMlpParams, DeviceScratch, Event, Graph, PinnedMatrix, Stream,
+        WithoutLoading, release_unused,
     };
 }
 

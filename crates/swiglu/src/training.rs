@@ -43,7 +43,13 @@ pub(crate) trait Trains<T> {
 #[cfg(feature = "cuda")]
 pub(crate) trait TrainsOn<T> {
     fn training_bytes(&self, m: usize, policy: SavePolicy) -> usize;
-    fn backward_bytes(&self, m: usize) -> usize;
+    fn backward_gate_up_bytes(&self, m: usize) -> usize;
+    fn backward_bytes(
+        &self,
+        dy: &cuda::DeviceMatrixRef<'_, T>,
+        kept: &cuda::DeviceKept<'_, T>,
+        into: &cuda::DeviceGradientsMut<'_, T>,
+    ) -> Result<usize>;
     fn forward_saving(
         &self,
         stream: &cuda::Stream,
@@ -73,8 +79,9 @@ pub(crate) trait TrainsOn<T> {
         stream: &cuda::Stream,
         x: cuda::DeviceMatrixRef<'_, T>,
         dy: cuda::DeviceMatrixRef<'_, T>,
-        kept: cuda::DeviceKeptMut<'_, T>,
+        kept: cuda::DeviceKept<'_, T>,
         into: cuda::DeviceGradientsMut<'_, T>,
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()>;
 }
 
@@ -83,8 +90,16 @@ impl<K, T: Element> TrainsOn<T> for swiglu_cuda::Layer<K, T> {
     fn training_bytes(&self, m: usize, policy: SavePolicy) -> usize {
         self.training_bytes(m, policy)
     }
-    fn backward_bytes(&self, m: usize) -> usize {
-        self.backward_bytes(m)
+    fn backward_gate_up_bytes(&self, m: usize) -> usize {
+        self.backward_gate_up_bytes(m)
+    }
+    fn backward_bytes(
+        &self,
+        dy: &cuda::DeviceMatrixRef<'_, T>,
+        kept: &cuda::DeviceKept<'_, T>,
+        into: &cuda::DeviceGradientsMut<'_, T>,
+    ) -> Result<usize> {
+        Ok(self.backward_bytes(dy, kept, into)?)
     }
     fn forward_saving(
         &self,
@@ -124,10 +139,11 @@ impl<K, T: Element> TrainsOn<T> for swiglu_cuda::Layer<K, T> {
         stream: &cuda::Stream,
         x: cuda::DeviceMatrixRef<'_, T>,
         dy: cuda::DeviceMatrixRef<'_, T>,
-        kept: cuda::DeviceKeptMut<'_, T>,
+        kept: cuda::DeviceKept<'_, T>,
         into: cuda::DeviceGradientsMut<'_, T>,
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
-        Ok(self.backward(stream, x, dy, kept, into)?)
+        Ok(self.backward(stream, x, dy, kept, into, scratch)?)
     }
 }
 
@@ -339,8 +355,22 @@ impl<K: Kind> Layer<K> {
     /// # Errors
     /// As [`Self::training_bytes`].
     #[cfg(feature = "cuda")]
-    pub fn backward_bytes<T: Element>(&self, m: usize) -> Result<usize> {
-        Ok(self.trains_on::<T>("T")?.backward_bytes(m))
+    pub fn backward_gate_up_bytes<T: Element>(&self, m: usize) -> Result<usize> {
+        Ok(self.trains_on::<T>("T")?.backward_gate_up_bytes(m))
+    }
+
+    /// Bytes of scratch memory that [`Self::backward_on`] uses for these matrices.
+    ///
+    /// # Errors
+    /// As [`Self::training_bytes`]; [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights.
+    #[cfg(feature = "cuda")]
+    pub fn backward_bytes<T: Element>(
+        &self,
+        dy: &cuda::DeviceMatrixRef<'_, T>,
+        kept: &cuda::DeviceKept<'_, T>,
+        into: &cuda::DeviceGradientsMut<'_, T>,
+    ) -> Result<usize> {
+        self.trains_on::<T>("dy")?.backward_bytes(dy, kept, into)
     }
 
     /// Enqueues the layer on a stream and writes gate and up, each `[M, H]`, or the gate alone, beside the result: what
@@ -379,23 +409,26 @@ impl<K: Kind> Layer<K> {
         self.trains_on::<T>("x")?.pre_activations(stream, x, kept.into(), scratch)
     }
 
-    /// Enqueues the gradients that `into` has places for, from that of the result; gate and up are consumed, and what they
-    /// hold afterwards is their gradients or anything else. An up that was not kept is computed again. Weights must not have
-    /// changed since the forward pass.
+    /// Enqueues the gradients that `into` has places for, from that of the result. Gate and up that may be written are
+    /// consumed: what they hold afterwards is their gradients or anything else. An up that was not kept is computed again.
+    /// Weights must not have changed since the forward pass. `scratch`: the caller's, of [`Self::backward_bytes`], in place of
+    /// the stream's.
     ///
     /// # Errors
     /// [`CoreError::Shape`], [`CoreError::DType`]; [`CoreError::Unsupported`] on the CPU;
-    /// [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights and for rows of `dy`, or of `x`, that overlap.
+    /// [`CudaError::Unsupported`](cuda::CudaError::Unsupported) for quantised weights and for rows of `dy`, or of `x`, that overlap;
+    /// [`CoreError::OutOfRange`] for too little scratch memory.
     #[cfg(feature = "cuda")]
     pub fn backward_on<'k, T: Element>(
         &self,
         stream: &cuda::Stream,
         x: cuda::DeviceMatrixRef<'_, T>,
         dy: cuda::DeviceMatrixRef<'_, T>,
-        kept: impl Into<cuda::DeviceKeptMut<'k, T>>,
+        kept: impl Into<cuda::DeviceKept<'k, T>>,
         into: cuda::DeviceGradientsMut<'_, T>,
+        scratch: Option<&mut cuda::DeviceScratch<'_>>,
     ) -> Result<()> {
-        self.trains_on::<T>("dy")?.backward(stream, x, dy, kept.into(), into)
+        self.trains_on::<T>("dy")?.backward(stream, x, dy, kept.into(), into, scratch)
     }
 
     /// Enqueues the first half of a block's backward pass, for a caller that computes the products with the gradients of gate

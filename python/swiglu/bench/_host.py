@@ -45,6 +45,15 @@ def calls(device: str) -> Dict[str, Callable[[], Any]]:
     h, y = torch.empty_like(a), torch.empty_like(x)
     ga, gb = a.clone().requires_grad_(), b.clone().requires_grad_()
     bare = _bare_op()
+    leaves = [t.clone().requires_grad_() for t in (x, gate, up, down)]
+
+    def three_maps(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+    def step(block: Callable[..., Tensor]) -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        block(*leaves).backward(x)
 
     made: Dict[str, Callable[[], Any]] = {
         "bare: empty_like": lambda: torch.empty_like(a),
@@ -58,9 +67,13 @@ def calls(device: str) -> Dict[str, Callable[[], Any]]:
         "silu_mul, with gradient": lambda: ops.silu_mul(ga, gb),
         "part of silu_mul: what it asks": _door.DOOR.nothing_in_force,
         "part of silu_mul: the rest": lambda: _door.DOOR.activation("", a, b, None, "swiglu", None, h, False),
-        "bare: three linear maps": lambda: F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down),
+        "bare: three linear maps": lambda: three_maps(x, gate, up, down),
         "mlp, out=": lambda: ops.mlp(x, gate, up, down, out=y),
         "mlp": lambda: ops.mlp(x, gate, up, down),
+        "bare: three linear maps, with gradient": lambda: three_maps(*leaves),
+        "mlp, with gradient": lambda: ops.mlp(*leaves),
+        "bare: three linear maps, a training step": lambda: step(three_maps),
+        "mlp, a training step": lambda: step(ops.mlp),
     }
     if device != "cpu":
         for name in ("silu_mul, out=", "mlp, out="):

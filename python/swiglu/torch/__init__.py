@@ -189,7 +189,7 @@ def gated_linear(
         _check.expect_layout_of(w_up, layout)
     if not _door.traced():
         made = _door.DOOR.layer("gated_linear", x, parts, layout, activation, numerics, out, True)
-        if made is not None:
+        if made is not None and made is not NotImplemented:
             return made
     name = _name(activation, numerics)
     tensors = (x, w_gate, w_up, b_gate, b_up)
@@ -247,7 +247,12 @@ def mlp(
         _check.expect_layout_of(w_up, layout)
     if not _door.traced():
         at_once = _door.DOOR.layer("mlp", x, parts, layout, activation, numerics, out, True)
-        if at_once is not None:
+        if at_once is NotImplemented and numerics is None and gradient_accumulation_fusion is False:
+            # Nothing but the gradient is to be done for these tensors.
+            trained = _training.block(x, parts, _name(activation, None), layout, False, keeps)
+            if trained is not None:
+                return trained
+        elif at_once is not None and at_once is not NotImplemented:
             return at_once
     name = _name(activation, numerics)
     tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)

@@ -1,4 +1,4 @@
-"""Gradients of weights: as new tensors, and added to ``weight.main_grad`` by the product that computes them, by Megatron's protocol.
+"""Gradients of weights, added to ``weight.main_grad`` by the product that computes them: Megatron's protocol.
 
 As in Megatron-Core and Transformer Engine: a weight's gradient goes to its ``main_grad``, in place of what that holds where
 ``overwrite_main_grad`` is true, and for parameters of Megatron's FSDP (``__fsdp_param__``) unless that is false. Where a weight
@@ -8,8 +8,7 @@ meaning, zeros where ``zero_out_wgrad`` is true, so that hooks are called; a wei
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch.nn import functional as F
 from .. import _native
 from .._errors import error, said, shape_error, wrong
 from . import _door, _kernels, _ops
-from ._kernels import _CODES, Parts, _current, _described, _place
+from ._kernels import Parts, _current, _described, _place
 from ._once import once
 
 WEIGHTS = ("w_gate", "w_up", "w_down")
@@ -87,19 +86,42 @@ def _dummy(weight: Any) -> Optional[Tensor]:
 def rows_apart(t: Tensor) -> Tensor:
     """As ``[tokens, features]``, in rows that products over tokens read."""
     rows = _ops._rows(t)
-    return rows if _are_apart(rows) else rows.contiguous()
+    apart = rows.stride(1) == 1 and (rows.shape[0] <= 1 or rows.stride(0) >= rows.shape[1])
+    return rows if apart else rows.contiguous()
 
 
-def _are_apart(rows: Tensor) -> bool:
-    return rows.stride(1) == 1 and (rows.shape[0] <= 1 or rows.stride(0) >= rows.shape[1])
+def _place_of(what: str, weight: Any, computed: torch.dtype) -> Tuple[Tensor, bool]:
+    """Where a weight's gradient goes, and whether it replaces what is there."""
+    if _of_fsdp(weight):
+        weight.main_grad = weight.get_main_grad()
+    main = _expect_place(what, weight, getattr(weight, "main_grad", None), computed)
+    return main, bool(getattr(weight, "overwrite_main_grad", _of_fsdp(weight)))
+
+
+def places(
+    weights: Sequence[Any], wanted: Sequence[bool], computed: torch.dtype
+) -> Tuple[List[Optional[Tensor]], bool]:
+    """Where gradients of a block's weights go, and whether they are added to what is there."""
+    asked = zip(WEIGHTS, weights, wanted)
+    found = [_place_of(what, weight, computed) if want else None for what, weight, want in asked]
+    adds = any(place is not None and not place[1] for place in found)
+    for place in found:
+        if adds and place is not None and place[1]:
+            place[0].zero_()
+    return [None if place is None else place[0] for place in found], adds
+
+
+def added(weights: Sequence[Any], mains: Sequence[Optional[Tensor]]) -> List[Optional[Tensor]]:
+    """What autograd is given for weights whose gradients were written to these."""
+    for main in mains:
+        if main is not None:
+            increment_version(main)
+    return [None if main is None else _dummy(weight) for weight, main in zip(weights, mains)]
 
 
 def add(what: str, weight: Any, grads: Tensor, inputs: Tensor) -> Optional[Tensor]:
     """Adds gradsᵀ·inputs, of rows, to the weight's ``main_grad``; what autograd is given for it."""
-    if _of_fsdp(weight):
-        weight.main_grad = weight.get_main_grad()
-    main = _expect_place(what, weight, getattr(weight, "main_grad", None), grads.dtype)
-    overwrite = bool(getattr(weight, "overwrite_main_grad", _of_fsdp(weight)))
+    main, overwrite = _place_of(what, weight, grads.dtype)
     if _kernels._no_kernels(grads) is not None:
         # Products of 16-bit values are exact in float32.
         factors = (t.to(main.dtype) for t in (grads.t(), inputs))
@@ -119,23 +141,6 @@ def _enqueue(grads: Tensor, inputs: Tensor, into: Tensor, overwrite: bool) -> No
         scratch = torch.empty(_native.cuda_weight_gradient_bytes(place[0]), dtype=torch.uint8, device=grads.device)
         described = _described(grads), _described(inputs), _described(into)
         _native.cuda_weight_gradient(place, *described, overwrite, (scratch.data_ptr(), scratch.numel()))
-
-
-#: Asked of the native module once for each product: its plans stay the same while the process lives.
-_gains = lru_cache(maxsize=1024)(_native.cuda_weight_gradient_gains)
-
-
-def of_tokens(grads: Tensor, inputs: Tensor) -> Tensor:
-    """gradsᵀ·inputs, of rows of 16-bit values on a CUDA device: by another of cuBLASLt's algorithms than its first
-    proposal, where that was measured to be faster; else PyTorch's product."""
-    (tokens, features), wide = grads.shape, inputs.shape[1]
-    if not _gains(grads.device.index, _CODES[grads.dtype], tokens, features, wide):
-        return grads.t() @ inputs
-    if not (_are_apart(grads) and _are_apart(inputs)):
-        return grads.t() @ inputs
-    made = torch.empty((features, wide), dtype=grads.dtype, device=grads.device)
-    _enqueue(grads, inputs, made, True)
-    return made
 
 
 class _Linear(torch.autograd.Function):

@@ -36,10 +36,10 @@ def once(backward: Callable[..., Tuple[Optional[Tensor], ...]]) -> Callable[...,
 
     @functools.wraps(backward)
     def first(ctx: Any, *grads: Tensor) -> Tuple[Optional[Tensor], ...]:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
         with torch.no_grad():
             made = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return made
         # PyTorch's own decorator for this says nothing of what to do, and has no type.
         refused: Tuple[Optional[Tensor], ...] = _Refused.apply(torch.empty(0, requires_grad=True), *made)
         return refused

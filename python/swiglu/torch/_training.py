@@ -1,8 +1,8 @@
 """A block that is trained on a CUDA device: gate and up leave the forward kernel, and their gradients the kernel of dy.
 
 Autograd keeps x, the weights, gate and up, 4H bytes a token of 16-bit values besides x; or neither of these, and they are
-computed again, to the same bits. The other products are PyTorch's, but for gradients of weights that another algorithm was measured to
-compute faster (``_main_grad``). Compiled code has the kernels as operators of their own, and PyTorch's products.
+computed again, to the same bits. Each pass is one call of the native module. Compiled code has the kernels as operators of their own,
+and PyTorch's products.
 """
 
 from __future__ import annotations
@@ -13,23 +13,31 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from .._native import Layer, SwigluError
+from .. import _native
+from .._activation import activation_named
+from .._native import ShapeError, SwigluError
 from . import _check, _door, _kernels, _main_grad, _ops
 from ._formulas import HALVES
-from ._kernels import Parts, _borrow, _described, _place
+from ._kernels import Parts, _current, _described, _place
 from ._once import once
 
-#: A product over tokens, of the weight of this number.
-OfWeight = Callable[[int, Tensor, Tensor], Optional[Tensor]]
+def _given(t: Optional[Tensor]) -> Any:
+    """A tensor as the native module takes it."""
+    return t if t is None or _kernels.BY_TABLE and type(t) in _door.PLAIN else _described(t)
 
 
-def _scratch(size: int, like: Tensor) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=like.device)
+def _room(like: Tensor) -> Callable[[int], Tensor]:
+    """What makes scratch memory, where a call has none of its own."""
+    device = like.device
+    return lambda size: torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def _layer(x: Tensor, arranged: Parts, activation: str) -> "Tuple[Tuple[int, int], Layer]":
-    """The place of a call, and the layer over weights where they are now; the device of x is current."""
-    return _place(x), _borrow(x, arranged, activation, None)
+def _like(t: Tensor) -> Tensor:
+    """A new dense tensor of PyTorch's own type."""
+    if type(t) in _door.PLAIN and t.is_contiguous():
+        return torch.empty_like(t)
+    # Whatever the default device is in a backward pass.
+    return torch.empty(t.shape, dtype=t.dtype, device=t.device)
 
 
 def _as_it_is(saved: Any) -> Any:
@@ -37,93 +45,46 @@ def _as_it_is(saved: Any) -> Any:
     return None if saved is None else saved.resolve_neg()
 
 
-def _halves(both: Tensor) -> Tuple[Tensor, Tensor]:
-    gate, up = both.chunk(2, -1)
-    return gate, up
+def _lying(t: Tensor) -> Tensor:
+    """As rows that products over tokens read."""
+    return t if t.is_contiguous() else _main_grad.rows_apart(t)
 
 
-def _both(layer: Layer, rows: Tensor) -> Tensor:
-    """Where gate and up go, one beside the other."""
-    return torch.empty((rows.shape[0], 2 * layer.intermediate), dtype=rows.dtype, device=rows.device)
-
-
-def _forward(x: Tensor, arranged: Parts, activation: str, keeps: bool) -> Tuple[Tensor, Optional[Tensor]]:
-    """y, and gate and up of all tokens where they are kept."""
-    rows = _kernels._rows_adjacent(_ops._rows(x))
-    tokens = rows.shape[0]
+def _forward(x: Tensor, arranged: Parts, activation: str, y: Optional[Tensor], keeps: bool) -> Optional[Tensor]:
+    """Computes y where it has a place, and gives gate and up of all tokens, one beside the other, where they are kept."""
+    rows = _kernels._rows_adjacent(x)
     kept = None
-    with _kernels._current(x):
-        place, layer = _layer(x, arranged, activation)
-        y = torch.empty((tokens, layer.out_features), dtype=x.dtype, device=x.device)
-        scratch = _scratch(layer.training_bytes(tokens, keeps), x)
-        lent = scratch.data_ptr(), scratch.numel()
-        if keeps:
-            kept = _both(layer, rows)
-            gate, up = _halves(kept)
-            layer.forward_saving_on(place, _described(rows), _described(y), _described(gate), _described(up), lent)
-        else:
-            layer.forward_on(place, _described(rows), _described(y), lent)
-    return y.reshape(*x.shape[:-1], y.shape[1]), kept
-
-
-def _again(x: Tensor, arranged: Parts, activation: str) -> Tensor:
-    """Gate and up of all tokens, computed again."""
-    rows = _kernels._rows_adjacent(_ops._rows(x))
-    with _kernels._current(x):
-        place, layer = _layer(x, arranged, activation)
-        kept = _both(layer, rows)
-        gate, up = _halves(kept)
-        scratch = _scratch(layer.training_bytes(rows.shape[0], False), x)
-        lent = scratch.data_ptr(), scratch.numel()
-        layer.pre_activations_on(place, _described(rows), _described(gate), _described(up), lent)
+    if keeps:
+        w_gate, w_up = arranged[:2]
+        features = w_gate.shape[0] * (1 if w_up is None else 2)
+        kept = torch.empty((x.numel() // x.shape[-1], features), dtype=x.dtype, device=x.device)
+    with _current(x):
+        _native.block_forward(
+            _place(x), activation_named(activation), _given(rows), tuple(map(_given, arranged)), _given(y), _given(kept),
+            _room(x),
+        )  # fmt: skip
     return kept
 
 
-def _backward(
-    dy: Tensor, arranged: Parts, activation: str, kept: Tensor, wants_h: bool
-) -> Tuple[Tensor, Optional[Tensor]]:
-    """The gradients of gate and up, one beside the other as these are, and h where it is wanted."""
-    tokens = dy.shape[0]
-    with _kernels._current(dy):
-        place, layer = _layer(dy, arranged, activation)
-        both = torch.empty(kept.shape, dtype=kept.dtype, device=kept.device)
-        h = None
-        if wants_h:
-            h = torch.empty((tokens, layer.intermediate), dtype=dy.dtype, device=dy.device)
-        scratch = _scratch(layer.backward_bytes(tokens), dy)
-        (gate, up), (d_gate, d_up) = _halves(kept), _halves(both)
-        layer.backward_gate_up_on(
-            place, _described(dy), _described(gate), _described(up), _described(d_gate), _described(d_up),
-            _kernels._described_if(h), (scratch.data_ptr(), scratch.numel()),
+def _backward_gate_up(dy: Tensor, arranged: Parts, activation: str, kept: Tensor) -> Tensor:
+    """The gradients of gate and up, one beside the other as these are."""
+    both = torch.empty(kept.shape, dtype=kept.dtype, device=kept.device)
+    with _current(dy):
+        _native.block_backward_gate_up(
+            _place(dy), activation_named(activation), _given(dy), tuple(map(_given, arranged)), _given(kept), _given(both),
+            _room(dy),
         )  # fmt: skip
-    return both, h
-
-
-def _of_rows(
-    x: Tensor, w_gate: Tensor, w_up: Optional[Tensor], both: Tensor, wanted: Sequence[bool], of_weight: OfWeight
-) -> List[Optional[Tensor]]:
-    """The gradients of x, the weights and the biases of gate and up, those that are wanted, from those of gate and up."""
-    rows = _ops._rows(x)
-    grads: List[Optional[Tensor]] = [None] * 5
-    want_x, *of_weights, want_b_gate, want_b_up = wanted
-    d_gate, d_up = _halves(both)
-    if want_x:
-        dx = both @ w_gate if w_up is None else torch.addmm(d_gate @ w_gate, d_up, w_up)
-        grads[0] = dx.reshape(x.shape)
-    parts = (both, None) if w_up is None else (d_gate, d_up)
-    for i, (want, part) in enumerate(zip(of_weights, parts)):
-        grads[1 + i] = of_weight(i, part, rows) if want and part is not None else None
-    for i, (want, part) in enumerate(zip((want_b_gate, want_b_up), parts)):
-        grads[3 + i] = part.sum(0) if want and part is not None else None
-    return grads
+    return both
 
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, activation: str, fused: bool, keeps: bool, x: Tensor, *parts: Optional[Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, activation: str, fused: bool, keeps: bool, arranged: Parts, x: Tensor, *parts: Optional[Tensor]
+    ) -> Tensor:
         w_gate, w_up, w_down, b_gate, b_up, b_down = parts
-        arranged = _kernels._arranged((w_gate, w_up, w_down, b_gate, b_up, b_down), "gate-first")  # type: ignore[arg-type]
-        y, kept = _forward(x, arranged, activation, keeps)  # type: ignore[arg-type]
+        y = _like(x)
+        kept = _forward(x, arranged, activation, y, keeps)
         again: Tuple[Optional[Tensor], ...] = (kept,) if keeps else (b_gate, b_up)
         ctx.save_for_backward(x, w_gate, w_up, w_down, *again)
         ctx.activation, ctx.keeps = activation, keeps
@@ -136,43 +97,57 @@ class _Block(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         # Weights are those that autograd kept: they may lie elsewhere than in the forward pass.
         x, w_gate, w_up, w_down, *again = map(_as_it_is, ctx.saved_tensors)
-        _, _, _, want_x, want_gate, want_up, want_down, want_b_gate, want_b_up, want_b_down = ctx.needs_input_grad
-        b_gate, b_up = (None, None) if ctx.keeps else again
-        arranged: Any = _kernels._arranged((w_gate, w_up, w_down, b_gate, b_up, None), "gate-first")
-        dy = _main_grad.rows_apart(grad.resolve_neg())
-        kept = again[0] if ctx.keeps else _again(x, arranged, ctx.activation)
-        both, h = _backward(dy, arranged, ctx.activation, kept, want_down)
-        del kept, again
-
-        def of_weight(i: int, of_results: Tensor, inputs: Tensor) -> Optional[Tensor]:
-            if ctx.main_grads is None:
-                return _main_grad.of_tokens(of_results, inputs)
-            return _main_grad.add(_main_grad.WEIGHTS[i], ctx.main_grads[i], of_results, _main_grad.rows_apart(inputs))
-
-        wanted = want_x, want_gate, want_up, want_b_gate, want_b_up
-        dx, d_w_gate, d_w_up, d_b_gate, d_b_up = _of_rows(x, w_gate, w_up, both, wanted, of_weight)
-        d_down = None if h is None else of_weight(2, dy, h)
-        d_b_down = dy.sum(0) if want_b_down else None
-        return None, None, None, dx, d_w_gate, d_w_up, d_down, d_b_gate, d_b_up, d_b_down
+        want_x, want_gate, want_up, want_down, *want_biases = ctx.needs_input_grad[4:]
+        weights, wanted = (w_gate, w_up, w_down), (want_gate, want_up, want_down)
+        if ctx.keeps:
+            (kept,) = again
+        else:
+            arranged: Any = _kernels._arranged((*weights, *again, None), "gate-first")
+            kept = _forward(x, arranged, ctx.activation, None, True)
+        dx = _like(x) if want_x else None
+        d_weights: List[Optional[Tensor]]
+        if ctx.main_grads is None:
+            d_weights, adds = [_like(w) if want else None for w, want in zip(weights, wanted)], False
+        else:
+            d_weights, adds = _main_grad.places(ctx.main_grads, wanted, x.dtype)
+        # As sums of all tokens, which are rounded once.
+        features = w_gate.shape[0], w_gate.shape[0], w_down.shape[0]
+        zeros = torch.zeros if adds else torch.empty
+        biases = [
+            zeros(n, dtype=torch.float32, device=x.device) if want else None for n, want in zip(features, want_biases)
+        ]
+        with _current(x):
+            _native.block_backward(
+                _place(x), activation_named(ctx.activation), _given(_lying(x)), _given(_lying(grad.resolve_neg())),
+                (*map(_given, weights), None, None, None), _given(_lying(kept)), not ctx.keeps,
+                (_given(dx), *map(_given, d_weights)), tuple(map(_given, biases)), adds, _room(x),
+            )  # fmt: skip
+        if ctx.main_grads is not None:
+            d_weights = _main_grad.added(ctx.main_grads, d_weights)
+        d_biases = (None if b is None else b.to(x.dtype) for b in biases)
+        return (None, None, None, None, dx, *d_weights, *d_biases)
 
 
 def block(x: Tensor, parts: Parts, activation: str, layout: str, fused: bool, keeps: bool) -> Optional[Tensor]:
-    """The block with its gradient, of tensors that fit each other, or None where PyTorch's maps compute it. Gradients of weights
-    go to their ``main_grad`` where they are ``fused``; gate and up are computed again where it does not keep them."""
-    w_gate, w_up, w_down, b_gate, b_up, b_down = parts
+    """The block with its gradient, or None where PyTorch's maps compute it, or refuse tensors that do not fit each other. Gradients
+    of weights go to their ``main_grad`` where they are ``fused``; gate and up are computed again where it does not keep them."""
+    w_gate, w_up, w_down, _, _, _ = parts
     if not x.is_cuda or x.dtype not in HALVES or w_down is None or _kernels._no_kernels(x) is not None:
         return None
-    if x.dim() == 0 or x.shape[-1] == 0:
+    if x.dim() == 0 or x.shape[-1] == 0 or w_gate.dim() != 2 or w_down.dim() != 2:
         return None
     arranged = _kernels._arranged(parts, layout)
     if isinstance(arranged, str) or w_up is None and layout != "gate-first":
         return None
     try:
-        y: Tensor = _Block.apply(activation, fused, keeps, x, w_gate, w_up, w_down, b_gate, b_up, b_down)
+        y: Tensor = _Block.apply(activation, fused, keeps, arranged, x, *parts)
     except SwigluError as refused:
         if refused.kind != "unsupported":
             raise
         return None
+    except ShapeError:
+        _check.layer(x, parts, layout)
+        raise
     kept = "gate and up leave the forward kernel" if keeps else "gate and up are computed again"
     _kernels.note("mlp", "native cuda", f"{kept}, their gradients leave that of the result's")
     return y
@@ -206,7 +181,8 @@ def _saving(
     why = _composed_because(x, arranged)
     if why is None:
         try:
-            y, kept = _forward(x, arranged, activation, True)  # type: ignore[arg-type]
+            y = _like(x)
+            kept = _forward(x, arranged, activation, y, True)  # type: ignore[arg-type]
             _kernels.note("mlp_saving", "native cuda", "gate and up leave the forward kernel")
             return y, kept.view(*x.shape[:-1], kept.shape[1])  # type: ignore[union-attr]
         except SwigluError as refused:
@@ -238,7 +214,7 @@ def _saving_backward(
     if why is None:
         rows = _main_grad.rows_apart(kept)
         try:
-            both, _ = _backward(_main_grad.rows_apart(grad), arranged, activation, rows, False)  # type: ignore[arg-type]
+            both = _backward_gate_up(_lying(grad), arranged, activation, rows)  # type: ignore[arg-type]
             _kernels.note("mlp_saving_backward", "native cuda", "gradients of gate and up leave that of the result's")
             return both.view(kept.shape)
         except SwigluError as refused:
@@ -248,6 +224,25 @@ def _saving_backward(
     both, _ = _kernels.activation_backward("", grad @ w_down, kept, None, "gate-first", activation, None)
     _kernels.note("mlp_saving_backward", "composed", why)
     return both
+
+
+def _of_rows(
+    x: Tensor, w_gate: Tensor, w_up: Optional[Tensor], both: Tensor, wanted: Sequence[bool]
+) -> List[Optional[Tensor]]:
+    """The gradients of x, the weights and the biases of gate and up, those that are wanted, from those of gate and up."""
+    rows = _ops._rows(x)
+    grads: List[Optional[Tensor]] = [None] * 5
+    want_x, *of_weights, want_b_gate, want_b_up = wanted
+    d_gate, d_up = both.chunk(2, -1)
+    if want_x:
+        dx = both @ w_gate if w_up is None else torch.addmm(d_gate @ w_gate, d_up, w_up)
+        grads[0] = dx.reshape(x.shape)
+    parts = (both, None) if w_up is None else (d_gate, d_up)
+    for i, (want, part) in enumerate(zip(of_weights, parts)):
+        grads[1 + i] = part.t() @ rows if want and part is not None else None
+    for i, (want, part) in enumerate(zip((want_b_gate, want_b_up), parts)):
+        grads[3 + i] = part.sum(0) if want and part is not None else None
+    return grads
 
 
 def _saving_gradient(ctx: Any, grad: Tensor, _: Any) -> Tuple[Optional[Tensor], ...]:
@@ -262,7 +257,7 @@ def _saving_gradient(ctx: Any, grad: Tensor, _: Any) -> Tuple[Optional[Tensor], 
     grads: List[Optional[Tensor]] = [None] * 5
     if any(wanted):
         both = ops.mlp_saving_backward(dy, w_gate, w_up, w_down, rows, activation)
-        grads = _of_rows(x, w_gate, w_up, both, wanted, lambda _, of_results, inputs: of_results.t() @ inputs)
+        grads = _of_rows(x, w_gate, w_up, both, wanted)
     dx, d_w_gate, d_w_up, d_b_gate, d_b_up = grads
     return dx, d_w_gate, d_w_up, d_down, d_b_gate, d_b_up, dy.sum(0) if want_b_down else None, None
 

@@ -327,8 +327,9 @@ impl CudaBackend {
             up_bias: up_bias.as_mut().map(OnDevice::view_mut).transpose()?,
             down_bias: down_bias.as_mut().map(OnDevice::view_mut).transpose()?,
             accumulate: into.accumulate,
+            apart: false,
         };
-        layer.backward(&stream, x.view()?, dy.view()?, keeps()?, there)?;
+        layer.backward(&stream, x.view()?, dy.view()?, keeps()?, there, None)?;
         if let (Some(from), Some(to)) = (dx, &mut into.dx) {
             from.copy_to(to)?;
         }

@@ -164,7 +164,7 @@ impl<'a> DeviceScratch<'a> {
                 what: "bytes of scratch memory",
                 given: self.bytes.to_string(),
                 expected: format!(
-                    "at least {bytes}, as workspace_bytes says, in training training_bytes or backward_bytes"
+                    "at least {bytes}, as workspace_bytes says, in training training_bytes, backward_bytes or backward_gate_up_bytes"
                 ),
             }
             .into());

@@ -32,4 +32,4 @@ pub use layer::Layer;
 pub use lent::{DeviceGatedLinearParams, DeviceMlpParams};
 pub use mlp::{Mlp, MlpKind};
 pub use quantized::{expect_quantized, quantized_tokens, quantized_types};
-pub use training::{DeviceKeptMut, HostSaved};
+pub use training::{DeviceKept, DeviceKeptMut, HostSaved};

@@ -122,8 +122,9 @@ fn in_numerics<'a, T: Element>(
 ) -> Params<'a, T> {
     let numerics = params.problem(1).numerics;
     // On a device what one kernel does not compute takes memory; the CPU has none of it.
-    let stored =
-        || either!(layer, layer => layer.backward_bytes::<T>(m)).is_ok_and(|bytes| bytes > 0);
+    let stored = || {
+        either!(layer, layer => layer.backward_gate_up_bytes::<T>(m)).is_ok_and(|bytes| bytes > 0)
+    };
     match numerics.rounding {
         Rounding::Fused if path == Path::Unfused || stored() => {
             params.with_numerics(numerics.with_rounding(Rounding::PreRound))

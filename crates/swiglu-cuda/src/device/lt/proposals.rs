@@ -49,14 +49,6 @@ impl Lt {
         chosen.copied().ok_or_else(|| no_algorithm(key))
     }
 
-    /// Whether another than the first proposal is expected to be the faster one.
-    pub(crate) fn departs_from_first(&self, gemm: &Gemm) -> bool {
-        match self.fastest(gemm) {
-            Some((_, share)) => share < 1.0,
-            None => gemm.prefers_short_tiles(self.arch),
-        }
-    }
-
     fn fastest(&self, gemm: &Gemm) -> Option<Fastest> {
         let exact = self.measured.iter().find_map(|measured| measured.exact(gemm));
         exact.or_else(|| self.measured.iter().find_map(|measured| measured.between(gemm)))

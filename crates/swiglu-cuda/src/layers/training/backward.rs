@@ -3,40 +3,82 @@
 use swiglu_core::{DType, Element, GradientShapes, Op};
 
 use super::gate_up::{BlockTensors, expect_rows_apart};
-use super::kept::DeviceKeptMut;
+use super::kept::{DeviceKept, Kept};
 use super::products::{Factor, Multiply, Run, backwards};
-use super::scratch::Placed;
+use super::scratch::{Parts, Placed};
 use crate::device::error::Result;
 use crate::device::memory::DeviceMatrixRef;
 use crate::device::stream::Stream;
+use crate::device::workspace::DeviceScratch;
+use crate::kernels::dgated_gemm::Kernel as DgatedKernel;
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::sums::{column_sums, round_sums};
 use crate::layers::activation::tensor;
 use crate::layers::gradients::{DeviceGradientsMut, Place};
 use crate::layers::layer::Layer;
+use crate::layers::operands::Dense;
 
 impl<K, T: Element> Layer<K, T> {
+    /// Bytes of scratch memory that [`Self::backward`] uses for these matrices.
+    ///
+    /// # Errors
+    /// [`crate::CudaError::Unsupported`] for quantised weights.
+    pub fn backward_bytes(
+        &self,
+        out_grad: &DeviceMatrixRef<'_, T>,
+        kept: &DeviceKept<'_, T>,
+        into: &DeviceGradientsMut<'_, T>,
+    ) -> Result<usize> {
+        let dense = self.operands.dense()?;
+        let passes = self.backward_passes(dense, out_grad, kept.tensors(), into)?;
+        Ok(passes.parts.total())
+    }
+
+    /// How a backward pass goes, where everything lies that it reads and writes, and what scratch memory it takes.
+    fn backward_passes(
+        &self,
+        dense: &Dense<T>,
+        out_grad: &DeviceMatrixRef<'_, T>,
+        kept: Kept,
+        into: &DeviceGradientsMut<'_, T>,
+    ) -> Result<Passes> {
+        let m = out_grad.rows();
+        let placed = Placed::new(self, m, dense, kept, into);
+        // Scratch memory lies at whole addresses, wherever that is.
+        let [saved, grads] = placed.at(0);
+        let h = into.down.is_some().then(|| Tensor::new(0, placed.half));
+        let io = BlockTensors { m, dy: tensor(out_grad), saved, grads, h };
+        let fused = match self.problem.op {
+            Op::Mlp => self.dgated_kernel(&self.dgated_call(dense.down()?, io, dense)),
+            _ => None,
+        };
+        // Only ∂L/∂Wd needs h.
+        let parts = placed.needs(fused.is_none(), into.down.is_some()).parts(&self.cuda);
+        Ok(Passes { placed, fused, parts })
+    }
+
     /// Enqueues the gradients that `into` has places for, from ∂L/∂y (of a gated linear layer ∂L/∂h), and from gate and up
-    /// as [`Self::forward_saving`] left them, which are consumed, also by a call that fails: what they hold afterwards is their
-    /// gradients or anything else. An up that was not kept is computed again from x, by a product whose sums have an order of
+    /// as [`Self::forward_saving`] left them. Those that it may write are consumed, also by a call that fails: what they hold
+    /// afterwards is their gradients or anything else. An up that was not kept is computed again from x, by a product whose sums have an order of
     /// their own: to the bits that the forward pass had where these do not depend on the order. In a block whose
-    /// ∂L/∂Wd is wanted h is computed again.
+    /// ∂L/∂Wd is wanted h is computed again. Without `scratch`, of [`Self::backward_bytes`], the stream's is used.
     ///
     /// Weights must not have changed since the forward pass. Without tokens, gradients of weights become zeros, or stay
     /// where they are added to.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`]; [`crate::CudaError::WrongDevice`]; [`crate::CudaError::Unsupported`] for quantised weights, and for
-    /// rows of ∂L/∂y, or of x, that overlap; [`crate::CudaError::LibraryMissing`] without cuBLASLt; what compiling a kernel on first use, or
+    /// rows of ∂L/∂y, or of x, that overlap; [`swiglu_core::Error::OutOfRange`] for too little scratch memory; [`crate::CudaError::LibraryMissing`] without cuBLASLt; what compiling a kernel on first use, or
     /// the driver, reports.
     pub fn backward<'k>(
         &self,
         stream: &Stream,
         x: DeviceMatrixRef<'_, T>,
         out_grad: DeviceMatrixRef<'_, T>,
-        kept: impl Into<DeviceKeptMut<'k, T>>,
+        kept: impl Into<DeviceKept<'k, T>>,
         into: DeviceGradientsMut<'_, T>,
+        scratch: Option<&mut DeviceScratch<'_>>,
     ) -> Result<()> {
         let kept = kept.into();
         let (m, k, h) = (x.rows(), self.problem.hidden, self.problem.intermediate);
@@ -44,7 +86,8 @@ impl<K, T: Element> Layer<K, T> {
         self.cuda.expect_stream(stream)?;
         let block = self.problem.op == Op::Mlp;
         x.admit("x", [m, k], stream)?;
-        if into.gate.is_some() || into.up.is_some() || kept.up.is_none() {
+        let again = matches!(&kept, DeviceKept::Consumed(kept) if kept.up.is_none());
+        if into.gate.is_some() || into.up.is_some() || again {
             expect_rows_apart("x", &x)?;
         }
         self.admit_out_grad(&out_grad, m, stream)?;
@@ -56,20 +99,14 @@ impl<K, T: Element> Layer<K, T> {
         self.operands.admit(stream)?;
 
         let lt = self.cuda.lt()?;
-        let (kept, x, dy) = (kept.tensors(), tensor(&x), tensor(&out_grad));
-        let size = size_of::<T>() as u64;
-        let placed = Placed::new(self, m, dense, kept, into.dx.is_some());
+        let Passes { placed, fused, parts } =
+            self.backward_passes(dense, &out_grad, kept.tensors(), &into)?;
         let Placed { half, both, up_again, round_dx, .. } = placed;
-        // Scratch memory lies at whole addresses, wherever that is.
-        let [saved, grads] = placed.at(0);
-        // Only ∂L/∂Wd needs h.
-        let h_at = |at| into.down.is_some().then(|| Tensor::new(at, half));
-        let io = BlockTensors { m, dy, saved, grads, h: h_at(0) };
-        let fused = down.and_then(|down| self.dgated_kernel(&self.dgated_call(down, io, dense)));
-        let parts = placed.needs(fused.is_none(), into.down.is_some()).parts(&self.cuda);
-        self.cuda.with_workspace(stream, None, parts.total(), |work| {
+        let (x, dy) = (tensor(&x), tensor(&out_grad));
+        let size = size_of::<T>() as u64;
+        self.cuda.with_workspace(stream, scratch.as_deref(), parts.total(), |work| {
             let at = |offset: usize| work.ptr + offset as u64;
-            let activated = h_at(at(0));
+            let activated = into.down.is_some().then(|| Tensor::new(at(0), half));
             let dh_at = Tensor::new(at(parts.h), half);
             let [saved, grads] = placed.at(at(parts.h + parts.dh));
             let sums_at = |cols| Tensor::new(at(parts.h + parts.dh + parts.gate_up), cols);
@@ -149,4 +186,11 @@ impl<K, T: Element> Layer<K, T> {
             Ok(())
         })
     }
+}
+
+struct Passes {
+    placed: Placed,
+    /// The kernel for gradients of gate and up, where one takes this call.
+    fused: Option<DgatedKernel>,
+    parts: Parts,
 }

@@ -32,7 +32,7 @@ pub(super) struct BlockTensors {
 impl<K, T: Element> Layer<K, T> {
     /// Bytes of scratch memory that [`Self::backward_gate_up`] uses for `m` tokens in dense matrices that begin at multiples of
     /// 16 bytes: none where one kernel computes all of it.
-    pub fn backward_bytes(&self, m: usize) -> usize {
+    pub fn backward_gate_up_bytes(&self, m: usize) -> usize {
         let (k, h) = (self.problem.hidden, self.problem.intermediate);
         let fused = self.operands.dense().ok().and_then(|dense| {
             let dense_rows = |cols| Tensor::new(0, cols);

@@ -160,8 +160,9 @@ impl<K, T: Element> Layer<K, T> {
                 up_bias,
                 down_bias,
                 accumulate: into.accumulate,
+                apart: false,
             };
-            self.backward(&stream, x.view(), dy.view(), kept.view_mut()?, there)?;
+            self.backward(&stream, x.view(), dy.view(), kept.view_mut()?, there, None)?;
         }
         if let (Some(from), Some(to)) = (dx, &mut into.dx) {
             from.view().download(&stream, to.reborrow())?;

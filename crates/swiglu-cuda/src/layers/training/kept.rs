@@ -4,7 +4,7 @@ use swiglu_core::{DType, Element};
 
 use super::products::{Factor, Run};
 use crate::device::error::Result;
-use crate::device::memory::DeviceMatrixMut;
+use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::{Stored, Tensor};
 use crate::kernels::sums::round_sums;
@@ -45,7 +45,52 @@ impl<T: Element> DeviceKeptMut<'_, T> {
 
     pub(super) fn tensors(&self) -> Kept {
         let at = |m: &DeviceMatrixMut<'_, T>| tensor(&m.as_ref());
-        Kept { gate: at(&self.gate), up: self.up.as_ref().map(at) }
+        Kept { gate: at(&self.gate), up: self.up.as_ref().map(at), stays: false }
+    }
+}
+
+/// The pre-activations that a backward pass takes: memory that it may write, so that their gradients take their place, or
+/// borrowed, so that another backward pass can follow. What [`DeviceKeptMut`] is made from converts into it, and
+/// `[gate, up]` of matrices that stay as they are.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DeviceKept<'a, T> {
+    /// What it holds afterwards is gradients or anything else.
+    Consumed(DeviceKeptMut<'a, T>),
+    /// Gate and up, which stay as they are; their gradients lie in scratch memory.
+    Borrowed([DeviceMatrixRef<'a, T>; 2]),
+}
+
+impl<'a, T, K: Into<DeviceKeptMut<'a, T>>> From<K> for DeviceKept<'a, T> {
+    fn from(kept: K) -> Self {
+        Self::Consumed(kept.into())
+    }
+}
+
+impl<'a, T> From<[DeviceMatrixRef<'a, T>; 2]> for DeviceKept<'a, T> {
+    fn from(kept: [DeviceMatrixRef<'a, T>; 2]) -> Self {
+        Self::Borrowed(kept)
+    }
+}
+
+impl<T: Element> DeviceKept<'_, T> {
+    pub(super) fn admit(&self, shape: [usize; 2], stream: &Stream) -> Result<()> {
+        match self {
+            Self::Consumed(kept) => kept.admit(shape, stream),
+            Self::Borrowed([gate, up]) => {
+                gate.admit("gate", shape, stream)?;
+                up.admit("up", shape, stream)
+            }
+        }
+    }
+
+    pub(super) fn tensors(&self) -> Kept {
+        match self {
+            Self::Consumed(kept) => kept.tensors(),
+            Self::Borrowed([gate, up]) => {
+                Kept { gate: tensor(gate), up: Some(tensor(up)), stays: true }
+            }
+        }
     }
 }
 
@@ -54,6 +99,8 @@ impl<T: Element> DeviceKeptMut<'_, T> {
 pub(super) struct Kept {
     pub(super) gate: Tensor,
     pub(super) up: Option<Tensor>,
+    /// Whether they stay as they are in the backward pass.
+    pub(super) stays: bool,
 }
 
 impl<K, T: Element> Layer<K, T> {

@@ -13,6 +13,6 @@ mod scratch;
 mod weight_gradient;
 
 pub use host::HostSaved;
-pub use kept::DeviceKeptMut;
+pub use kept::{DeviceKept, DeviceKeptMut};
 
 use super::{part, product};

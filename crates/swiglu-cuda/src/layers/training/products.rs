@@ -135,7 +135,8 @@ impl Multiply<'_> {
         let size = size_of::<T>() as u64;
         if let ([Some(first), Some(second)], Orientation::OutIn) = (places, lie) {
             let rows = h as u64 * first.at.stride.unsigned_abs() * first.dtype.size() as u64;
-            let together = gate.at.stride == up.at.stride
+            let together = !into.apart
+                && gate.at.stride == up.at.stride
                 && up.at.data == gate.at.data + h as u64 * size
                 && (first.dtype, first.at.stride) == (second.dtype, second.at.stride)
                 && second.at.data == first.at.data + rows;

@@ -7,6 +7,7 @@ use super::{part, product};
 use crate::device::cuda::Cuda;
 use crate::device::lt::{LinearWeights, Lt};
 use crate::kernels::elementwise::{Stored, Tensor};
+use crate::layers::gradients::DeviceGradientsMut;
 use crate::layers::layer::Layer;
 use crate::layers::operands::Dense;
 use crate::layers::weights::{Products, padded};
@@ -24,7 +25,7 @@ pub(super) struct Placed {
     kept: Kept,
     /// The weights of gate and up, whose one product gives ∂L/∂x where both gradients lie as they do.
     pub(super) both: Option<LinearWeights>,
-    /// Whether the gradients lie in scratch memory, for that product.
+    /// Whether the gradients lie in scratch memory: for that product, or because gate and up stay.
     moves: bool,
     /// What an up that was not kept is computed as.
     pub(super) up_again: Option<Stored>,
@@ -38,12 +39,13 @@ impl Placed {
         m: usize,
         dense: &Dense<T>,
         kept: Kept,
-        wants_dx: bool,
+        into: &DeviceGradientsMut<'_, T>,
     ) -> Self {
+        let wants_dx = into.dx.is_some();
         let Problem { op, hidden: k, intermediate: h, .. } = layer.problem;
         let half = padded::<T>(h);
         let both = match dense.gate_up.products(Stored::Elements) {
-            Products::Both(both) if h > 0 && k > 0 => Some(both),
+            Products::Both(both) if h > 0 && k > 0 && !into.apart => Some(both),
             _ => None,
         };
         let together = |up: Tensor| {
@@ -57,9 +59,9 @@ impl Placed {
             half,
             kept,
             both,
-            moves: both.is_some() && wants_dx && !kept.up.is_some_and(together),
+            moves: kept.stays || both.is_some() && wants_dx && !kept.up.is_some_and(together),
             up_again: kept.up.is_none().then(|| layer.up_again(m, dense)),
-            round_dx: wants_dx && both.is_none() && T::DTYPE != DType::F32,
+            round_dx: wants_dx && both.is_none() && T::DTYPE != DType::F32 && !into.apart,
         }
     }
 
@@ -110,7 +112,7 @@ pub(super) struct Needs {
     pub(super) stores_dh: bool,
     /// Whether up is there.
     pub(super) has_up: bool,
-    /// Whether gradients of gate and up may not lie where these do: elsewhere they lie as one product takes both.
+    /// Whether gradients of gate and up do not lie where these do: elsewhere they lie as one product takes both.
     pub(super) moves: bool,
     /// Values in f32, which are first an up and then ∂L/∂x.
     pub(super) sums: usize,
@@ -195,7 +197,7 @@ mod tests {
     use super::*;
     use crate::common;
     use crate::layers::training::gate_up::BlockTensors;
-    use crate::{GatedLinear, Mlp};
+    use crate::{DeviceMatrix, GatedLinear, Mlp};
     use swiglu_core::conformance::{Case, Parameters};
     use swiglu_core::{Numerics, bf16};
 
@@ -205,10 +207,12 @@ mod tests {
         let half = padded::<bf16>(h);
         let [gate, up] = [0, half as u64 * 2].map(|at| Tensor::new(at, 2 * half));
         let kept = match policy {
-            SavePolicy::SaveGate => Kept { gate: Tensor::new(0, half), up: None },
-            _ => Kept { gate, up: Some(up) },
+            SavePolicy::SaveGate => Kept { gate: Tensor::new(0, half), up: None, stays: false },
+            _ => Kept { gate, up: Some(up), stays: false },
         };
-        let placed = Placed::new(layer, m, dense, kept, true);
+        let mut dx = DeviceMatrix::<bf16>::new(&layer.cuda.stream(), m, k).unwrap();
+        let into = DeviceGradientsMut::default().with_dx(dx.view_mut());
+        let placed = Placed::new(layer, m, dense, kept, &into);
         let [saved, grads] = placed.at(0);
         let io =
             BlockTensors { m, dy: Tensor::new(0, k), saved, grads, h: Some(Tensor::new(0, half)) };

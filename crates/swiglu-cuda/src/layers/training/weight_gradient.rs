@@ -1,12 +1,12 @@
 //! The gradient of one weight, for a caller that computes the rest of a backward pass itself.
 
-use swiglu_core::{Accumulate, DType, Element, Orientation};
+use swiglu_core::{Accumulate, Element, Orientation};
 
 use super::gate_up::expect_rows_apart;
 use super::products::{Factor, Multiply};
 use crate::device::cuda::Cuda;
 use crate::device::error::Result;
-use crate::device::lt::{Gemm, Lt};
+use crate::device::lt::Lt;
 use crate::device::memory::DeviceMatrixRef;
 use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
@@ -17,29 +17,6 @@ impl Cuda {
     /// Bytes of scratch memory of [`Self::weight_gradient`].
     pub fn weight_gradient_bytes(&self) -> usize {
         Lt::scratch_bytes(self.arch())
-    }
-
-    /// Whether [`Self::weight_gradient`], written as `T` for so many tokens and weights `[N, K]`, goes by another algorithm of cuBLASLt's than
-    /// it proposes first, because that one was measured to be faster: what there is to gain over another library's call of it.
-    ///
-    /// # Errors
-    /// [`crate::CudaError::LibraryMissing`] without cuBLASLt; what that or the driver reports.
-    pub fn weight_gradient_gains<T: Element>(
-        &self,
-        tokens: usize,
-        [features, inputs]: [usize; 2],
-    ) -> Result<bool> {
-        let gemm = Gemm {
-            m: features,
-            k: tokens,
-            n: inputs,
-            transposed: true,
-            weights: Orientation::InOut,
-            accumulate: false,
-            dtype: T::DTYPE,
-            out: T::DTYPE,
-        };
-        Ok(T::DTYPE != DType::F32 && self.lt()?.departs_from_first(&gemm))
     }
 
     /// Enqueues the gradient of the weights `[N, K]` of a linear map over M tokens, from that of its results, `[M, N]`, and

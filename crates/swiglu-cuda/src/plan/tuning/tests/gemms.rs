@@ -166,7 +166,7 @@ fn products_of_a_step_go_by_what_was_measured() {
                 }
             };
             let into = into.with_gate(of_gate).with_up(of_up).with_down(of_down.view_mut());
-            mlp.backward(&stream, x.view(), dy.view(), halves(&mut kept, h), into).unwrap();
+            mlp.backward(&stream, x.view(), dy.view(), halves(&mut kept, h), into, None).unwrap();
             stream.synchronize().unwrap();
             cuda.lt().unwrap().met()
         };
