@@ -742,6 +742,24 @@ def of_shape(x, *weights, **how):
     return ops.mlp(x, *weights, **how).reshape(-1, x.shape[-1])
 
 
+def test_a_step_is_the_same_where_pytorch_has_no_table(monkeypatch):
+    """As before PyTorch 2.10 or so, whose tensors are described in Python, on a stream that is borrowed for each call."""
+    dy = tensor(40, 64, dtype=torch.bfloat16, seed=4)
+
+    def step(save):
+        leaves = [t.requires_grad_() for t in (tensor(40, 64, dtype=torch.bfloat16), *block_of())]
+        y = ops.mlp(*leaves, save=save)
+        assert ops.explain_last().way == "native cuda", ops.explain_last()
+        return (y, *torch.autograd.grad(y, leaves, dy))
+
+    for save in ("preact", "input"):
+        with monkeypatch.context() as without, torch.cuda.stream(torch.cuda.Stream()):
+            without.setattr(ops._kernels, "BY_TABLE", False)
+            found = step(save)
+            torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(found, step(save)))
+
+
 def test_a_block_without_tokens_has_zeros_for_gradients():
     weights = [w.requires_grad_() for w in block_of()]
     x = tensor(0, 64, dtype=torch.bfloat16).requires_grad_()
