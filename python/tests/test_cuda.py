@@ -702,11 +702,14 @@ def test_subsets_of_gradients_and_one_value_for_all():
             assert leaf.grad is None or torch.isfinite(leaf.grad).all()
 
 
+@pytest.mark.parametrize("table", [False, True], ids=["without a table", "by table"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
-def test_gradients_are_as_near_as_those_of_eager(dtype, packed, biased):
+def test_gradients_are_as_near_as_those_of_eager(dtype, packed, biased, table, monkeypatch):
     """Of x that lies in rows, in columns, and of one row for all; twice, so that what was kept has to stay."""
+    if not table:
+        monkeypatch.setattr(ops._kernels, "BY_TABLE", False)
     tokens, weights = 256, block_of(dtype=dtype)
     bias = [tensor(w.shape[0], dtype=dtype, seed=3 + i) for i, w in enumerate(weights)]
     if packed:
@@ -716,7 +719,8 @@ def test_gradients_are_as_near_as_those_of_eager(dtype, packed, biased):
         leaves = [None if t is None else t.detach().to(dtype).requires_grad_() for t in (x, *weights, *bias)]
         y = layer(*leaves[:4], biases=tuple(leaves[4:]) if biased else None, save=save)
         wanted = [t for t in (leaves if biased else leaves[:4]) if t is not None]
-        dy = tensor(tokens, y.shape[-1], dtype=torch.bfloat16, seed=8).to(dtype)
+        # In columns: copies of x and of it are as large.
+        dy = tensor(y.shape[-1], tokens, dtype=torch.bfloat16, seed=8).to(dtype).t()
         first, second = (torch.autograd.grad(y, wanted, dy, retain_graph=again) for again in (True, False))
         assert all(torch.equal(a, b) for a, b in zip(first, second))
         return first
@@ -758,6 +762,49 @@ def test_a_step_is_the_same_where_pytorch_has_no_table(monkeypatch):
             found = step(save)
             torch.cuda.synchronize()
         assert all(torch.equal(a, b) for a, b in zip(found, step(save)))
+
+
+def test_a_biased_block_that_is_warm_is_captured_in_training():
+    block = swiglu.nn.MLP(96, 160, bias=True, device="cuda", dtype=torch.bfloat16)
+    x = tensor(11, 96, dtype=torch.bfloat16)
+    ops.warmup(block, tokens=[11])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        block(x).float().square().sum().backward()
+    graph.replay()
+    torch.cuda.synchronize()
+    found = [p.grad.clone() for p in block.parameters()]
+    block.zero_grad()
+    block(x).float().square().sum().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(found, block.parameters()))
+
+
+def test_what_does_not_fit_is_refused_as_on_a_cpu_where_a_gradient_is_wanted():
+    x, (gate, up, down) = tensor(3, 64, dtype=torch.bfloat16), block_of()
+    both, bias = torch.cat([gate, up]), tensor(128, dtype=torch.bfloat16)
+    two = torch.cat([bias, bias])
+    calls = [
+        (x, gate, up, None), (x, None, up, down), (x, gate[0], up, down), (x, gate[None], up, down), (x, gate, up[None], down),
+        (x, gate, up, down[None]), (x, gate, up[0, 0], down), (x[:, :32], gate, up, down), (x, gate, up[:64], down),
+        (x, gate, up, down[:, :64]), (x, gate, up, down.float()), (x[0, 0], gate, up, down), (x, both[:1], None, down),
+        (x, both, None, down, (two, bias, None)), (x, both, None, down, (None, bias, None)), (x, both, None, down, (bias[0], None, None)),
+        (x, both, None, down, (two[None], None, None)), (x, gate, up, down, (bias[None], None, None)), (x, gate, up, down, (None, None, bias)),
+    ]  # fmt: skip
+
+    def refusal(x, gate, up, down, biases, device):
+        def there(t):
+            return None if t is None else t.detach().to(device).requires_grad_()
+
+        biases = None if biases is None else tuple(map(there, biases))
+        with pytest.raises((swiglu.SwigluError, swiglu.ShapeError)) as refused:
+            ops.mlp(there(x), there(gate), there(up), there(down), biases=biases)
+        return refused.value.kind, str(refused.value)
+
+    for x, gate, up, down, *biases in calls:
+        by_device = [refusal(x, gate, up, down, biases[0] if biases else None, device) for device in ("cuda", "cpu")]
+        assert by_device[0] == by_device[1]
+    with torch.no_grad(), pytest.raises(swiglu.SwigluError, match="w_down"):
+        ops.mlp(x, gate, up, None)
 
 
 def test_a_block_without_tokens_has_zeros_for_gradients():

@@ -194,6 +194,8 @@ impl Door {
     ) -> Result<Option<Bound<'py, PyAny>>, Failure> {
         let given = || [x].into_iter().chain(weights.iter().flatten());
         let Some(inputs) = Alike::of(given()) else { return Ok(None) };
+        let [Some(_), up, down, gate_bias, up_bias, _] = &weights else { return Ok(None) };
+        let biased = gate_bias.is_some() || up_bias.is_some();
         if inputs.memory == Memory::Host {
             return Ok(None);
         }
@@ -206,8 +208,7 @@ impl Door {
             Asked::Gradient | Asked::Other => return Ok(None),
         }
         let Some(how) = How::given(activation, numerics, layout) else { return Ok(None) };
-        let [Some(_), up, down, gate_bias, ..] = &weights else { return Ok(None) };
-        if how.arrangement != Arrangement::PackedGateFirst || up.is_none() && gate_bias.is_some() {
+        if how.arrangement != Arrangement::PackedGateFirst || up.is_none() && biased {
             return Ok(None);
         }
         let y = match out {

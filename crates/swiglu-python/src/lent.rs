@@ -69,6 +69,11 @@ pub(crate) fn lent(
     let Weights(gate, up, down, gate_bias, up_bias, down_bias) = weights;
     let others = [up, down, gate_bias, up_bias, down_bias].map(Option::as_ref);
     let place = |t: &Tensor| {
+        // Dimensions in front would be taken for rows.
+        if t.shape.len() > 2 {
+            let (expected, given) = ("[out, in] or [out]".into(), t.shape_text());
+            return Err(CoreError::Shape { what: "weight".into(), expected, given });
+        }
         let [rows, cols, stride] = t.strided("weight")?;
         Ok::<_, CoreError>([t.address, rows, cols, stride])
     };

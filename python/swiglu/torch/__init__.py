@@ -245,10 +245,11 @@ def mlp(
     parts: _kernels.Parts = (w_gate, w_up, w_down, b_gate, b_up, b_down)
     if layout != "gate-first":
         _check.expect_layout_of(w_up, layout)
-    if not _door.traced():
+    if w_down is not None and not _door.traced():
         at_once = _door.DOOR.layer("mlp", x, parts, layout, activation, numerics, out, True)
         if at_once is NotImplemented and numerics is None and gradient_accumulation_fusion is False:
             # Nothing but the gradient is to be done for these tensors.
+            _check.layer(x, parts, layout, alike=True)
             trained = _training.block(x, parts, _name(activation, None), layout, False, keeps)
             if trained is not None:
                 return trained

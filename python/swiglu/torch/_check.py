@@ -147,20 +147,29 @@ def activation_inputs(gate: Tensor, up: Optional[Tensor], layout: Optional[str])
     return (*gate.shape[:-1], half_of("x", gate, -1, expect_layout(layout)))
 
 
-def layer(x: Tensor, parts: Sequence[Optional[Tensor]], layout: str, cast: bool = False) -> int:
-    """Output features of a gated linear layer, or of a block, whose tensors fit each other and x."""
+def _alike(x: Tensor, *weights: Tensor) -> bool:
+    """Dense tensors of one type that is computed, on one device."""
+    dtype, device = x.dtype, x.device
+    for t in (x, *weights):
+        if t.dtype != dtype or t.device != device or t.layout is not torch.strided or t.is_nested:
+            return False
+    return dtype in COMPUTED
+
+
+def layer(
+    x: Tensor, parts: Sequence[Optional[Tensor]], layout: str, cast: bool = False, alike: bool = False
+) -> int:
+    """Output features of a gated linear layer, or of a block, whose tensors fit each other and x. They may be known to be alike."""
     w_gate, w_up, w_down, b_gate, b_up, b_down = parts
     assert w_gate is not None
     if layout != "gate-first":
         expect_layout_of(w_up, layout)
     # What is right is found right in few comparisons.
     if w_up is not None and w_down is not None and b_gate is b_up is b_down is None:
-        alike = x, w_gate, w_up, w_down
-        if all(t.dtype == x.dtype and t.device == x.device and t.layout is torch.strided for t in alike):
-            if not any(t.is_nested for t in alike) and x.dtype in COMPUTED and x.dim() > 0 and w_down.dim() == 2:
-                shape = w_gate.shape
-                if len(shape) == 2 and w_up.shape == shape and x.shape[-1] == shape[1] and w_down.shape[1] == shape[0]:
-                    return w_down.shape[0]
+        if x.dim() > 0 and w_down.dim() == 2 and (alike or _alike(x, w_gate, w_up, w_down)):
+            shape = w_gate.shape
+            if len(shape) == 2 and w_up.shape == shape and x.shape[-1] == shape[1] and w_down.shape[1] == shape[0]:
+                return w_down.shape[0]
     intermediate = _weights(x, w_gate, w_up, b_gate, b_up, layout, cast)
     if w_down is None:
         return intermediate

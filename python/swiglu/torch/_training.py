@@ -1,7 +1,7 @@
 """A block that is trained on a CUDA device: gate and up leave the forward kernel, and their gradients the kernel of dy.
 
 Autograd keeps x, the weights, gate and up, 4H bytes a token of 16-bit values besides x; or neither of these, and they are
-computed again, to the same bits. Each pass is one call of the native module. Compiled code has the kernels as operators of their own,
+computed again, to the same bits. Each pass is one call of the native module, and computing again another. Compiled code has the kernels as operators of their own,
 and PyTorch's products.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import _native
 from .._activation import activation_named
-from .._native import ShapeError, SwigluError
+from .._native import SwigluError
 from . import _check, _door, _kernels, _main_grad, _ops
 from ._formulas import HALVES
 from ._kernels import Parts, _current, _described, _place
@@ -116,10 +116,12 @@ class _Block(torch.autograd.Function):
         biases = [
             zeros(n, dtype=torch.float32, device=x.device) if want else None for n, want in zip(features, want_biases)
         ]
+        # Copies live until the call is made.
+        rows, dy, pre_activations = _lying(x), _lying(grad.resolve_neg()), _lying(kept)
         with _current(x):
             _native.block_backward(
-                _place(x), activation_named(ctx.activation), _given(_lying(x)), _given(_lying(grad.resolve_neg())),
-                (*map(_given, weights), None, None, None), _given(_lying(kept)), not ctx.keeps,
+                _place(x), activation_named(ctx.activation), _given(rows), _given(dy),
+                (*map(_given, weights), None, None, None), _given(pre_activations), not ctx.keeps,
                 (_given(dx), *map(_given, d_weights)), tuple(map(_given, biases)), adds, _room(x),
             )  # fmt: skip
         if ctx.main_grads is not None:
@@ -129,12 +131,12 @@ class _Block(torch.autograd.Function):
 
 
 def block(x: Tensor, parts: Parts, activation: str, layout: str, fused: bool, keeps: bool) -> Optional[Tensor]:
-    """The block with its gradient, or None where PyTorch's maps compute it, or refuse tensors that do not fit each other. Gradients
-    of weights go to their ``main_grad`` where they are ``fused``; gate and up are computed again where it does not keep them."""
+    """The block with its gradient, of tensors that fit each other, or None where PyTorch's maps compute it. Gradients of weights
+    go to their ``main_grad`` where they are ``fused``; gate and up are computed again where it does not keep them."""
     w_gate, w_up, w_down, _, _, _ = parts
     if not x.is_cuda or x.dtype not in HALVES or w_down is None or _kernels._no_kernels(x) is not None:
         return None
-    if x.dim() == 0 or x.shape[-1] == 0 or w_gate.dim() != 2 or w_down.dim() != 2:
+    if x.dim() == 0 or x.shape[-1] == 0:
         return None
     arranged = _kernels._arranged(parts, layout)
     if isinstance(arranged, str) or w_up is None and layout != "gate-first":
@@ -145,9 +147,6 @@ def block(x: Tensor, parts: Parts, activation: str, layout: str, fused: bool, ke
         if refused.kind != "unsupported":
             raise
         return None
-    except ShapeError:
-        _check.layer(x, parts, layout)
-        raise
     kept = "gate and up leave the forward kernel" if keeps else "gate and up are computed again"
     _kernels.note("mlp", "native cuda", f"{kept}, their gradients leave that of the result's")
     return y

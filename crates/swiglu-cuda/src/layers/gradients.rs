@@ -41,7 +41,7 @@ pub struct DeviceGradientsMut<'a, T> {
     pub accumulate: Accumulate,
     /// Whether products of gate and of up stay apart, as those of two linear maps, wherever in memory weights and gradients lie;
     /// ∂L/∂x is then rounded to T between two, a third of the memory traffic of a sum in f32. Otherwise it is one product where
-    /// the weights of gate and up are one matrix, and a sum in f32 where they are not.
+    /// the weights of gate and up are one matrix of whole vectors of 16 bytes, and a sum in f32 where they are not.
     pub apart: bool,
 }
 
