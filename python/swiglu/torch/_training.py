@@ -1,8 +1,8 @@
 """A block that is trained on a CUDA device: gate and up leave the forward kernel, and their gradients the kernel of dy.
 
 Autograd keeps x, the weights, gate and up, 4H bytes a token of 16-bit values besides x; or neither of these, and they are
-computed again, to the same bits. Each pass is one call of the native module, and computing again another. Compiled code has the kernels as operators of their own,
-and PyTorch's products.
+computed again, to the same bits. Each pass is one call of the native module, and computing again another. Compiled code has the
+kernels as operators of their own, and PyTorch's products.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from . import _check, _door, _kernels, _main_grad, _ops
 from ._formulas import HALVES
 from ._kernels import Parts, _current, _described, _place
 from ._once import once
+
 
 def _given(t: Optional[Tensor]) -> Any:
     """A tensor as the native module takes it."""
