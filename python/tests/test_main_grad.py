@@ -351,6 +351,7 @@ def test_what_has_no_place_is_refused_before_anything_is_computed():
         (good.to("meta"), "layout", "given one on meta; make it where the weight is"),
         (good.t().contiguous().t(), "layout", "given strides [1, 24]; make it contiguous()"),
         (wide[:1, :INTERMEDIATE].expand(HIDDEN, INTERMEDIATE), "layout", "expected rows of adjacent elements that are apart"),
+        (good.to_sparse(), "layout", "expected a dense tensor, given torch.sparse_coo; to_dense() makes one"),
         (good.clone().requires_grad_(), "unsupported", "given one that requires a gradient; detach()"),
     ]:
         weights = changed("main_grad", main)

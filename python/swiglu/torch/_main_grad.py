@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from .. import _native
 from .._errors import error, said, shape_error, wrong
-from . import _door, _kernels, _ops
+from . import _check, _door, _kernels, _ops
 from ._kernels import Parts, _current, _described, _place
 from ._once import once
 
@@ -41,6 +41,7 @@ def _expect_place(what: str, weight: Tensor, main: Any, computed: torch.dtype) -
         raise wrong(what, expected, str(main.dtype), f"make it of {sums}", "dtype")
     if main.device != weight.device:
         raise wrong(what, f"a tensor on {weight.device}", f"one on {main.device}", "make it where the weight is", "layout")
+    _check.expect_dense(what, main)
     if main.requires_grad or not _door.plain(main):
         given = "one that requires a gradient" if main.requires_grad else f"{said(main)} that another wraps"
         raise wrong(what, "a plain tensor without a gradient", given, "detach() gives one", "unsupported")
