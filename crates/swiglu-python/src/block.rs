@@ -192,13 +192,10 @@ pub(crate) fn block_backward(
     let weights = weights(parts).ok_or_else(without_gate)?;
     let call = Call::new(place, act, &weights, room)?;
     let (x, grad, kept, into) = (x.0, grad.0, kept.0, into.map(|t| t.map(of)));
-    let mut read = vec![&x, &grad, &weights.0];
-    read.extend(weights.1.iter().chain(&weights.2));
-    if !consumed {
-        read.push(&kept);
-    }
+    let borrowed = (!consumed).then_some(&kept);
     for place in into.iter().flatten() {
-        expect_apart(&read, place)?;
+        let weights = [&weights.0].into_iter().chain(&weights.1).chain(&weights.2);
+        expect_apart([&x, &grad].into_iter().chain(weights).chain(borrowed), place)?;
     }
     let (mut into, mut biases) = (into, biases.map(|t| t.map(of)));
     // Two tensors may lie one behind the other by chance, which is not to change a bit.

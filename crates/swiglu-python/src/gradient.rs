@@ -18,8 +18,11 @@ fn how(overwrite: bool) -> Accumulate {
 }
 
 /// Refuses a place where a factor lies: what is read would be written meanwhile.
-pub(crate) fn expect_apart(factors: &[&Tensor], into: &Tensor) -> Result<(), CoreError> {
-    if factors.iter().all(|factor| factor.is_apart(into)) {
+pub(crate) fn expect_apart<'a>(
+    factors: impl IntoIterator<Item = &'a Tensor>,
+    into: &Tensor,
+) -> Result<(), CoreError> {
+    if factors.into_iter().all(|factor| factor.is_apart(into)) {
         return Ok(());
     }
     let what = format!("a {INTO} in the memory of a factor");
@@ -36,7 +39,7 @@ pub(crate) fn weight_gradient(
     into: Tensor,
     overwrite: bool,
 ) -> Result<(), Failure> {
-    expect_apart(&[&grads, &inputs], &into)?;
+    expect_apart([&grads, &inputs], &into)?;
     let Device::Cpu(cpu) = device::cpu_of_pytorch()? else { unreachable!("the name is the CPU's") };
     Ok(py.detach(|| {
         with_dtype!(grads.dtype, T => on_host::<T>(&cpu, [&grads, &inputs], &into, how(overwrite)))
@@ -95,7 +98,7 @@ pub(crate) fn cuda_weight_gradient(
     overwrite: bool,
     scratch: (u64, usize),
 ) -> Result<(), Failure> {
-    expect_apart(&[&grads, &inputs], &into)?;
+    expect_apart([&grads, &inputs], &into)?;
     with_dtype!(grads.dtype, T => enqueue::<T>(place, [&grads, &inputs], &into, how(overwrite), scratch))
 }
 

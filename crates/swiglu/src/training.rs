@@ -409,10 +409,9 @@ impl<K: Kind> Layer<K> {
         self.trains_on::<T>("x")?.pre_activations(stream, x, kept.into(), scratch)
     }
 
-    /// Enqueues the gradients that `into` has places for, from that of the result. Gate and up that may be written are
-    /// consumed: what they hold afterwards is their gradients or anything else. An up that was not kept is computed again.
-    /// Weights must not have changed since the forward pass. `scratch`: the caller's, of [`Self::backward_bytes`], in place of
-    /// the stream's.
+    /// Enqueues the gradients that `into` has places for, from that of the result. Gate and up that may be written hold
+    /// afterwards their gradients or anything else. An up that was not kept is computed again. Weights must not have changed
+    /// since the forward pass. `scratch`: the caller's, of [`Self::backward_bytes`], in place of the stream's.
     ///
     /// # Errors
     /// [`CoreError::Shape`], [`CoreError::DType`]; [`CoreError::Unsupported`] on the CPU;
