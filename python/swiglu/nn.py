@@ -63,7 +63,7 @@ class _Gated(nn.Module):
         ops._saves(save)
         self.packed, self.save, self.numerics = expect_flag("packed", packed), save, expect_numerics(numerics)
         #: Whether gradients of weights are added to their ``main_grad``.
-        self.gradient_accumulation_fusion = expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion)
+        self.gradient_accumulation_fusion = ops._fuses(gradient_accumulation_fusion, self.numerics)
 
     def _make(self, hidden: int, intermediate: int, bias: bool, device: Any, dtype: Any) -> None:
         hidden, intermediate = expect_count("hidden", hidden, 1), expect_count("intermediate", intermediate, 1)

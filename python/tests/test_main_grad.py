@@ -362,11 +362,17 @@ def test_what_has_no_place_is_refused_before_anything_is_computed():
     block(x, changed("main_grad", wide[:, :INTERMEDIATE])).sum().backward()
     assert wide[:, :INTERMEDIATE].count_nonzero() > 0 and wide[:, INTERMEDIATE:].count_nonzero() == 0
     weights, _ = parameters()
+    itself, _ = parameters()
+    itself[1].main_grad = itself[1].detach()
     for call, kind, text in [
         (lambda: block(x, [weights[0] * 1, *weights[1:]]), "argument", "w_gate: expected a parameter"),
         (lambda: block(x, weights, numerics="fused"), "unsupported", "leave one of both away"),
+        (lambda: swiglu.nn.MLP(4, 8, numerics="eager", gradient_accumulation_fusion=True), "unsupported", "leave one of both"),
+        (lambda: block(x.detach(), [w.detach() for w in weights], numerics="fused"), "unsupported", "leave one of both away"),
         (lambda: torch.func.grad(lambda x: block(x, weights).sum())(x), "unsupported", "outside of torch.func's transforms"),
         (lambda: ops.mlp(x, *weights, gradient_accumulation_fusion=1), "argument", "expected True or False, given 1"),
+        (lambda: ops.mlp(x, *[w.detach() for w in weights], gradient_accumulation_fusion=1), "argument", "given 1"),
+        (lambda: block(x, itself), "layout", "w_up.main_grad: expected memory of its own, given that of the weight"),
     ]:
         with pytest.raises(swiglu.SwigluError) as refused:
             call()

@@ -133,12 +133,9 @@ def _maps(x: Tensor, parts: _kernels.Parts, name: str, layout: str, numerics: Op
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _fused(x: Tensor, parts: _kernels.Parts, name: str, layout: str, numerics: Optional[str], keeps: bool) -> Tensor:
+def _fused(x: Tensor, parts: _kernels.Parts, name: str, layout: str, keeps: bool) -> Tensor:
     """The layer whose weights' gradients go to their ``main_grad``. Compiled code calls it: what it does to attributes of
     parameters in the backward pass is in no graph."""
-    if numerics is not None:
-        text = "is PyTorch's of its linear maps with gradient_accumulation_fusion; leave one of both away"
-        raise error("unsupported", "numerics", text)
     casts = _door.autocasts() and x.dtype != torch.float64
     _check.layer(x, parts, layout, cast=casts)
     _main_grad.expect(x, parts, torch.get_autocast_dtype(x.device.type) if casts else x.dtype)
@@ -148,14 +145,23 @@ def _fused(x: Tensor, parts: _kernels.Parts, name: str, layout: str, numerics: O
             return block
     if not keeps:
         made: Tensor = checkpoint(
-            _maps, x, parts, name, layout, numerics, True, use_reentrant=False, preserve_rng_state=False
+            _maps, x, parts, name, layout, None, True, use_reentrant=False, preserve_rng_state=False
         )
         return made
-    return _maps(x, parts, name, layout, numerics, True)
+    return _maps(x, parts, name, layout, None, True)
 
 
 def _saves(save: str) -> bool:
     return expect_choice("save", save, ("preact", "input")) == "preact"
+
+
+def _fuses(gradient_accumulation_fusion: bool, numerics: Optional[str]) -> bool:
+    """Whether gradients of weights go to their ``main_grad``, once both options are seen to go together."""
+    fuses = expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion)
+    if fuses and numerics is not None:
+        text = "is PyTorch's of its linear maps with gradient_accumulation_fusion; leave one of both away"
+        raise error("unsupported", "numerics", text)
+    return fuses
 
 
 def _with_autograd(out: Optional[Tensor], numerics: Optional[str], wanted: bool) -> bool:
@@ -184,6 +190,7 @@ def gated_linear(
     of weights are added to their attribute ``main_grad``, as Megatron-Core's are.
     """
     keeps = _saves(save)
+    fuses = gradient_accumulation_fusion is not False and _fuses(gradient_accumulation_fusion, numerics)
     parts: _kernels.Parts = (w_gate, w_up, None, b_gate, b_up, None)
     if layout != "gate-first":
         _check.expect_layout_of(w_up, layout)
@@ -195,8 +202,8 @@ def gated_linear(
     tensors = (x, w_gate, w_up, b_gate, b_up)
     _check.expect_tensors(("x", "w_gate", "w_up", "b_gate", "b_up", "out"), (x, w_gate, w_up, b_gate, b_up, out), 2)
     wanted = _door.wants_gradient(*tensors, out)
-    if wanted and out is None and expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion):
-        fused: Tensor = _fused(x, parts, name, layout, numerics, keeps)
+    if wanted and out is None and fuses:
+        fused: Tensor = _fused(x, parts, name, layout, keeps)
         return fused
     if _with_autograd(out, numerics, keeps and wanted):
         _check.layer(x, parts, layout, cast=_door.autocasts())
@@ -236,6 +243,7 @@ def mlp(
     ``biases`` are those of gate, up and down, each a tensor or None.
     """
     keeps = _saves(save)
+    fuses = gradient_accumulation_fusion is not False and _fuses(gradient_accumulation_fusion, numerics)
     if biases is None:
         biases = None, None, None
     elif not isinstance(biases, (tuple, list)) or len(biases) != 3:
@@ -247,7 +255,7 @@ def mlp(
         _check.expect_layout_of(w_up, layout)
     if w_down is not None and not _door.traced():
         at_once = _door.DOOR.layer("mlp", x, parts, layout, activation, numerics, out, True)
-        if at_once is NotImplemented and numerics is None and gradient_accumulation_fusion is False:
+        if at_once is NotImplemented and numerics is None and not fuses:
             # Nothing but the gradient is to be done for these tensors.
             _check.layer(x, parts, layout, alike=True)
             trained = _training.block(x, parts, _name(activation, None), layout, False, keeps)
@@ -259,8 +267,8 @@ def mlp(
     tensors = (x, w_gate, w_up, w_down, b_gate, b_up, b_down)
     _check.expect_tensors(_OF_BLOCKS, (x, w_gate, w_down, w_up, b_gate, b_up, b_down, out), 3)
     wanted = _door.wants_gradient(*tensors, out)
-    if wanted and out is None and expect_flag("gradient_accumulation_fusion", gradient_accumulation_fusion):
-        fused: Tensor = _fused(x, parts, name, layout, numerics, keeps)
+    if wanted and out is None and fuses:
+        fused: Tensor = _fused(x, parts, name, layout, keeps)
         return fused
     if _with_autograd(out, numerics, wanted):
         _check.layer(x, parts, layout, cast=_door.autocasts())

@@ -49,6 +49,8 @@ def _expect_place(what: str, weight: Tensor, main: Any, computed: torch.dtype) -
     if (columns > 1 and main.stride(1) != 1) or (rows > 1 and main.stride(0) < columns):
         given = f"strides {list(main.stride())}"
         raise wrong(what, "rows of adjacent elements that are apart", given, "make it contiguous()", "layout")
+    if main.data_ptr() == weight.data_ptr() != 0:
+        raise wrong(what, "memory of its own", "that of the weight", "torch.zeros_like() makes some", "layout")
     return main
 
 
