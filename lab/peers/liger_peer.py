@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Liger-Kernel: its Triton SiLU-and-multiply, behind torch's GEMMs where there are weights.
+"""Liger-Kernel: its Triton SiLU-and-multiply, behind torch's GEMMs where there are weights, and its gated GEMM in Triton.
 
-Options: `way` (liger; of mlp-train also packed), `graph`.
+Options: `way` (liger; of mlp-train also packed and mlp), `graph`.
 """
 
 import sys
@@ -15,6 +15,7 @@ def make() -> tuple[protocol.Peer, str]:
     """Imports late: without Liger the peer still answers."""
     import torch
     import torch.nn.functional as F
+    from liger_kernel.ops.mlp import LigerMLPFunction
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction, swiglu_forward
 
     from common import torch_server, torch_support
@@ -85,6 +86,18 @@ def make() -> tuple[protocol.Peer, str]:
 
         return training(request, block, (request.data.gate_up(), request.data.down), halves)
 
+    def mlp_train_fused(request: Request) -> Way:
+        """Its LigerMLP: gated GEMMs of its own in both passes, and for the gradient of x."""
+        swiglu_only(request.case)
+        request = with_orientation(request)
+        data = request.data
+
+        def block(x: torch.Tensor, wg: torch.Tensor, wu: torch.Tensor, wd: torch.Tensor) -> torch.Tensor:
+            # It takes sequences of a batch.
+            return LigerMLPFunction.apply(x[None], wg, wu, wd)[0]
+
+        return training(request, block, (data.gate, data.up, data.down))
+
     # No activation-backward: its kernel writes the gradients over gate and up. Timed again and again it
     # would work on gradients of gradients, of normal inputs more than half zeros after a hundred calls, and
     # putting the inputs back would be timed with it.
@@ -94,6 +107,7 @@ def make() -> tuple[protocol.Peer, str]:
         "mlp:liger": mlp,
         "mlp-train:liger": mlp_train,
         "mlp-train:packed": mlp_train_packed,
+        "mlp-train:mlp": mlp_train_fused,
     }
     versions = {"liger-kernel": version("liger-kernel")}
     peer = torch_server.TorchPeer("liger", ways, frozenset(), versions, cpu=False)

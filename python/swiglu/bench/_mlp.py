@@ -53,8 +53,9 @@ def _liger_mlp() -> Call:
     from liger_kernel.ops import LigerMLPFunction
 
     def call(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        made: Tensor = LigerMLPFunction.apply(x, gate, up, down)
-        return made
+        # It is for sequences of a batch.
+        made: Tensor = LigerMLPFunction.apply(x[None], gate, up, down)
+        return made[0]
 
     return call
 
