@@ -215,6 +215,19 @@ def block_backward_gate_up(
     into: Any,
     room: Callable[[int], Any],
 ) -> None: ...
+def host_block_forward(
+    act: Activation, x: Any, parts: Tuple[Any, ...], y: Optional[Any], kept: Optional[Any]
+) -> None: ...
+def host_block_backward(
+    act: Activation,
+    x: Any,
+    grad: Any,
+    parts: Tuple[Any, ...],
+    kept: Any,
+    into: Tuple[Optional[Any], ...],
+    biases: Tuple[Optional[Any], ...],
+    add: bool,
+) -> None: ...
 def weight_gradient(grads: _Tensor, inputs: _Tensor, into: _Tensor, overwrite: bool) -> None: ...
 def cuda_weight_gradient(
     place: _Place, grads: _Tensor, inputs: _Tensor, into: _Tensor, overwrite: bool, scratch: Tuple[int, int]

@@ -11,7 +11,7 @@ import swiglu
 import swiglu.nn
 import swiglu.torch as ops
 from reference import LEAST, UNIT
-from swiglu.torch import _main_grad, _training
+from swiglu.torch import _kernels, _main_grad, _training
 from test_ops import Here, device, double, name_of, tensor  # noqa: F401
 
 HIDDEN, INTERMEDIATE = 24, 40
@@ -62,6 +62,8 @@ def factors(monkeypatch):
 
     monkeypatch.setattr(_main_grad, "add", add)
     monkeypatch.setattr(_training._native, "block_backward", block_backward)
+    # Of a CPU's blocks without products of their own (those that have some: test_packing.py).
+    monkeypatch.setattr(_kernels, "PACKED_IN_CALLS", frozenset())
     return seen
 
 

@@ -39,6 +39,6 @@ pub const UNOPTIMISED: Option<&str> = if cfg!(optimised) {
 pub use conformance::CpuBackend;
 pub use cpu::{CallOptions, Cpu, CpuOptions};
 pub use isa::Isa;
-pub use layers::{GatedLinear, Mlp, Saved};
+pub use layers::{GatedLinear, LentMlp, Mlp, Saved};
 pub use quant::{expect_quantized, quantized_types};
 pub use team::ForkJoin;

@@ -3,11 +3,11 @@
 use swiglu_core::conformance::{Case, Parameters};
 use swiglu_core::random::normal_matrix;
 use swiglu_core::{
-    Accumulate, Activation, DType, Element, Error, GradientMut, Gradients, GradientsMut, Matrix,
-    MatrixRef, MlpParams, Numerics, Op, Orientation, Rounding, SavePolicy, StridedRef, Wanted,
-    bf16, f16,
+    Accumulate, Activation, Arrangement, DType, Element, Error, GradientMut, Gradients,
+    GradientsMut, Matrix, MatrixMut, MatrixRef, MlpParams, Numerics, Op, Orientation, Rounding,
+    SavePolicy, StridedRef, Wanted, bf16, f16,
 };
-use swiglu_cpu::{CallOptions, Cpu, CpuOptions, GatedLinear, Mlp};
+use swiglu_cpu::{CallOptions, Cpu, CpuOptions, GatedLinear, LentMlp, Mlp};
 
 /// Shapes that are no square, with odd H: 172 and more are several panels of every façade.
 const SHAPES: [[usize; 3]; 3] = [[7, 33, 31], [9, 48, 172], [37, 20, 3420]];
@@ -433,6 +433,84 @@ fn updated_weights_are_as_new_ones() {
         let other = Parameters::<bf16>::new(&case::<bf16>([7, 33, 32], Rounding::Fused)).unwrap();
         assert!(matches!(trained.update(&other.mlp()), Err(Error::Unsupported { .. })));
     }
+}
+
+/// A block that packs its weights in each call has the bits of one that keeps packed copies, whatever stands in the memory that
+/// calls share, and leaves gate and up as they are.
+#[test]
+fn lent_weights_change_no_bit() {
+    fn check<T: Element>(shape: [usize; 3], threads: usize) {
+        let [m, k, h] = shape;
+        let arrangements = [Arrangement::Separate, Arrangement::PackedGateFirst]
+            .into_iter()
+            .chain([Arrangement::Interleaved { group: 1 }]);
+        for (arrangement, orientation) in
+            arrangements.flat_map(|a| Orientation::ALL.map(|orientation| (a, orientation)))
+        {
+            let layer = case::<T>(shape, Rounding::PreRound);
+            let layout = swiglu_core::WeightLayout { arrangement, orientation };
+            let parameters = Parameters::<T>::new(&Case { layout, ..layer }).unwrap();
+            let (cpu, options, params) = (cpu(threads), CallOptions::default(), parameters.mlp());
+            let [x, dy] = inputs::<T>(shape, 0);
+            let (y, gradients) = train(&cpu, &params, SavePolicy::Save, &x, &dy);
+            let lent = LentMlp::new(&cpu, params).unwrap();
+            for rest in 0..2 {
+                // Of a larger matrix, between columns that stay.
+                let poison = T::from_f32(f32::NAN);
+                let mut both = Matrix::from_values(
+                    std::iter::repeat_n(poison, m * (2 * h + rest)),
+                    m,
+                    2 * h + rest,
+                )
+                .unwrap();
+                let mut out = Matrix::from_values(vec![poison; m * k], m, k).unwrap();
+                let wide = 2 * h + rest;
+                let kept = MatrixMut::with_stride(both.as_mut_slice(), m, 2 * h, wide).unwrap();
+                lent.forward(x.view(), out.view_mut(), Some(kept), &options).unwrap();
+                assert!(out == y, "{shape:?} {layout:?}");
+                let mut again = Matrix::from_values(vec![poison; m * 2 * h], m, 2 * h).unwrap();
+                lent.pre_activations(x.view(), again.view_mut(), &options).unwrap();
+                let kept = both.view().cols_range(0..2 * h).unwrap();
+                assert!((0..m).all(|i| kept.row(i) == again.view().row(i)), "{shape:?} {layout:?}");
+                let mut out = Matrix::from_values(vec![poison; m * k], m, k).unwrap();
+                lent.forward(x.view(), out.view_mut(), None, &options).unwrap();
+                assert!(out == y, "without gate and up: {shape:?} {layout:?}");
+                for wanted in [Wanted::ALL, Wanted::INPUT, Wanted::NONE.with_down(true)] {
+                    let shapes = Mlp::for_training(&cpu, &params, SavePolicy::Save).unwrap();
+                    let shapes = shapes.gradient_shapes().unwrap();
+                    let mut found = Gradients::zeros(m, &shapes, wanted, true).unwrap();
+                    lent.backward(x.view(), &dy, kept, found.as_mut(), &options).unwrap();
+                    let of = |is: bool, all: &Option<Matrix<T>>| all.clone().filter(|_| is);
+                    assert!(found.dx == of(wanted.dx, &gradients.dx), "{shape:?} {layout:?}");
+                    assert!(found.gate == of(wanted.gate, &gradients.gate));
+                    assert!(found.up == of(wanted.up, &gradients.up));
+                    assert!(found.down == of(wanted.down, &gradients.down));
+                    if wanted.biases {
+                        assert_eq!(found.gate_bias, gradients.gate_bias);
+                        assert_eq!(found.up_bias, gradients.up_bias);
+                        assert_eq!(found.down_bias, gradients.down_bias);
+                    }
+                }
+                assert!((0..m).all(|i| kept.row(i) == again.view().row(i)), "gate and up changed");
+            }
+        }
+    }
+    for (i, shape) in SHAPES.into_iter().chain([[0, 5, 3], [1, 1, 1]]).enumerate() {
+        check::<f32>(shape, 1 + i % 2);
+        check::<bf16>(shape, 1 + i % 3);
+        check::<f16>(shape, 2);
+    }
+    let parameters = Parameters::<f32>::new(&case::<f32>([2, 33, 31], Rounding::Fused)).unwrap();
+    let (cpu, options, params) = (cpu(1), CallOptions::default(), parameters.mlp());
+    let [x, dy] = inputs::<f32>([2, 33, 31], 0);
+    let lent = LentMlp::new(&cpu, params).unwrap();
+    let narrow = Matrix::<f32>::zeros(2, 61).unwrap();
+    let refused = lent.backward(x.view(), &dy, narrow.view(), GradientsMut::default(), &options);
+    assert_eq!(refused.unwrap_err().to_string(), "gate and up: expected [2, 62], given [2, 61]");
+    let steps = swiglu_core::conformance::row_steps().unwrap();
+    let rows = swiglu_core::OwnedRowParams::new(steps[0], None, None);
+    let refused = LentMlp::new(&cpu, params.with_rows(rows.view()));
+    assert!(matches!(refused, Err(Error::Unsupported { .. })));
 }
 
 #[test]

@@ -107,15 +107,14 @@ fn of(there: There) -> Tensor {
     there.0
 }
 
-fn weights([gate, up, down, gate_bias, up_bias, down_bias]: [Option<There>; 6]) -> Option<Weights> {
-    let [up, down, gate_bias, up_bias, down_bias] =
-        [up, down, gate_bias, up_bias, down_bias].map(|t| t.map(of));
-    Some(Weights(of(gate?), up, down, gate_bias, up_bias, down_bias))
-}
-
-fn without_gate() -> Failure {
-    let (what, why) = ("a block without weights of the gate".into(), "every block has them".into());
-    CoreError::Unsupported { what, why }.into()
+/// The weights and biases of a block.
+pub(crate) fn weights(parts: [Option<Tensor>; 6]) -> Result<Weights, CoreError> {
+    let [gate, up, down, gate_bias, up_bias, down_bias] = parts;
+    let gate = gate.ok_or_else(|| CoreError::Unsupported {
+        what: "a block without weights of the gate".into(),
+        why: "every block has them".into(),
+    })?;
+    Ok(Weights(gate, up, down, gate_bias, up_bias, down_bias))
 }
 
 /// Enqueues a block: y where it has a place, and gate and up, `[M, 2H]`, where they have one. Alone they have the same bits.
@@ -129,7 +128,7 @@ pub(crate) fn block_forward(
     kept: Option<There>,
     room: &Bound<'_, PyAny>,
 ) -> Result<(), Failure> {
-    let weights = weights(parts).ok_or_else(without_gate)?;
+    let weights = weights(parts.map(|t| t.map(of)))?;
     let call = Call::new(place, act, &weights, room)?;
     let (x, y) = (x.0, y.map(of));
     let kept = kept.map(|kept| kept.0.column_halves("gate and up")).transpose()?;
@@ -189,7 +188,7 @@ pub(crate) fn block_backward(
     add: bool,
     room: &Bound<'_, PyAny>,
 ) -> Result<(), Failure> {
-    let weights = weights(parts).ok_or_else(without_gate)?;
+    let weights = weights(parts.map(|t| t.map(of)))?;
     let call = Call::new(place, act, &weights, room)?;
     let (x, grad, kept, into) = (x.0, grad.0, kept.0, into.map(|t| t.map(of)));
     let borrowed = (!consumed).then_some(&kept);
@@ -212,7 +211,7 @@ pub(crate) fn block_backward(
 }
 
 /// Gives gate and up each its half of what the first has.
-fn split(
+pub(crate) fn split(
     places: &mut [Option<Tensor>],
     halves: impl Fn(&Tensor) -> Result<[Tensor; 2], CoreError>,
 ) -> Result<(), CoreError> {
@@ -284,7 +283,7 @@ pub(crate) fn block_backward_gate_up(
     into: There,
     room: &Bound<'_, PyAny>,
 ) -> Result<(), Failure> {
-    let weights = weights(parts).ok_or_else(without_gate)?;
+    let weights = weights(parts.map(|t| t.map(of)))?;
     let call = Call::new(place, act, &weights, room)?;
     let kept = kept.0.column_halves("gate and up")?;
     let into = into.0.column_halves("gradients of gate and up")?;

@@ -56,24 +56,39 @@ fn on_host<T: Element>(
     unsafe {
         let (grads, inputs) =
             (grads.rows::<T>("gradient of the results")?, inputs.rows::<T>("inputs")?);
-        let place = match into.dtype {
-            DType::F32 => GradientMut::F32(rows_mut(into)?),
-            _ => GradientMut::Element(rows_mut(into)?),
-        };
-        Ok(cpu.weight_gradient(grads.view(), inputs.view(), place, how)?)
+        Ok(cpu.weight_gradient(grads.view(), inputs.view(), host_gradient_mut(into)?, how)?)
     }
+}
+
+/// The place of a weight's gradient in the host's memory: of f32 or of T.
+///
+/// # Safety
+/// As [`rows_mut`].
+pub(crate) unsafe fn host_gradient_mut<T: Element>(
+    into: &Tensor,
+) -> Result<GradientMut<'_, T>, CoreError> {
+    // SAFETY: the caller's.
+    Ok(unsafe {
+        match into.dtype {
+            DType::F32 => GradientMut::F32(rows_mut(INTO, into)?),
+            _ => GradientMut::Element(rows_mut(INTO, into)?),
+        }
+    })
 }
 
 /// # Safety
 /// The description is true of memory of the host that nothing else uses while the result lives.
-unsafe fn rows_mut<V: Element>(into: &Tensor) -> Result<MatrixMut<'_, V>, CoreError> {
-    into.expect_type::<V>(INTO)?;
-    let [rows, cols, stride] = into.strided(INTO)?;
+pub(crate) unsafe fn rows_mut<'a, V: Element>(
+    what: &str,
+    into: &'a Tensor,
+) -> Result<MatrixMut<'a, V>, CoreError> {
+    into.expect_type::<V>(what)?;
+    let [rows, cols, stride] = into.strided(what)?;
     if rows == 0 || cols == 0 {
         return MatrixMut::with_stride(&mut [], rows, cols, cols);
     }
     if !into.address.is_multiple_of(align_of::<V>()) {
-        let what = format!("{INTO} that begins between two elements");
+        let what = format!("{what} that begins between two elements");
         return Err(CoreError::Unsupported { what, why: "kernels write whole elements".into() });
     }
     let len = (rows - 1) * stride + cols;

@@ -14,6 +14,7 @@ mod door;
 mod elementwise;
 mod error;
 mod gradient;
+mod host_block;
 mod layer;
 mod lent;
 mod openmp;
@@ -79,6 +80,8 @@ mod _native {
     use crate::error::{ShapeError, SwigluError};
     #[pymodule_export]
     use crate::gradient::{cuda_weight_gradient, cuda_weight_gradient_bytes, weight_gradient};
+    #[pymodule_export]
+    use crate::host_block::{host_block_backward, host_block_forward};
     #[pymodule_export]
     use crate::info;
     #[pymodule_export]

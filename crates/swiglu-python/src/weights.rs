@@ -3,8 +3,8 @@
 use pyo3::prelude::*;
 use swiglu::cuda::{Cuda, DeviceGatedLinearParams, DeviceMatrixRef, DeviceMlpParams};
 use swiglu::{
-    Arrangement, Device, Element, GateUpWeights, GatedLinear, GatedLinearParams, Matrix, Mlp,
-    MlpParams, Numerics, Orientation, WeightLayout,
+    Arrangement, Device, Element, GateUpWeights, GatedLinear, GatedLinearParams, Matrix, MatrixRef,
+    Mlp, MlpParams, Numerics, Orientation, WeightLayout,
 };
 
 use crate::activation::Activation;
@@ -25,6 +25,9 @@ pub(crate) struct Weights(
     pub(crate) Option<Tensor>,
 );
 
+/// The down projection and its bias.
+type Down<'a, T> = (MatrixRef<'a, T>, Option<&'a [f32]>);
+
 impl Weights {
     pub(crate) fn pack<T: Element>(
         &self,
@@ -33,6 +36,22 @@ impl Weights {
         numerics: Option<Numerics>,
         how: Arrangement,
     ) -> swiglu::Result<Kind> {
+        self.with_params::<T, _>((activation, numerics, how), |gated, down| match down {
+            None => Ok(Kind::GatedLinear(GatedLinear::from_params(device, &gated)?)),
+            Some((down, bias)) => {
+                let params = MlpParams::new(gated, down, Orientation::OutIn).with_down_bias(bias);
+                Ok(Kind::Mlp(Mlp::from_params(device, &params)?))
+            }
+        })
+    }
+
+    /// Calls `f` with the parameters of the gated layer, and with down and its bias where there is one, which lie in the host's
+    /// memory, or in copies where they are no rows of adjacent elements.
+    pub(crate) fn with_params<T: Element, R>(
+        &self,
+        (activation, numerics, how): (Activation, Option<Numerics>, Arrangement),
+        f: impl FnOnce(GatedLinearParams<'_, T>, Option<Down<'_, T>>) -> swiglu::Result<R>,
+    ) -> swiglu::Result<R> {
         let Self(w_gate, w_up, w_down, b_gate, b_up, b_down) = self;
         // SAFETY: the caller of the Python function keeps the arrays as they are until it returns.
         let gate = unsafe { w_gate.rows::<T>("w_gate")? };
@@ -51,13 +70,9 @@ impl Weights {
         if let Some(numerics) = numerics {
             params = params.with_numerics(numerics);
         }
-        let Some(down) = rows::<T>(w_down, "w_down")? else {
-            return Ok(Kind::GatedLinear(GatedLinear::from_params(device, &params)?));
-        };
-        let down_bias = bias::<T>(b_down, "b_down")?;
-        let params = MlpParams::new(params, down.view(), Orientation::OutIn)
-            .with_down_bias(down_bias.as_ref().map(|b| b.as_slice()));
-        Ok(Kind::Mlp(Mlp::from_params(device, &params)?))
+        let (down, down_bias) = (rows::<T>(w_down, "w_down")?, bias::<T>(b_down, "b_down")?);
+        let down_bias = down_bias.as_ref().map(|b| b.as_slice());
+        f(params, down.as_ref().map(|down| (down.view(), down_bias)))
     }
 
     pub(crate) fn borrow<T: Element>(

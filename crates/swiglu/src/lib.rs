@@ -236,7 +236,7 @@ pub use swiglu_core::{
     QuantizedTypes, Rounding, RowParams, RowScale, RowSteps, SavePolicy, Sparsity, StridedRef,
     Wanted, WeightLayout, bf16, f16,
 };
-pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, ForkJoin, Isa};
+pub use swiglu_cpu::{CallOptions, Cpu, CpuOptions, ForkJoin, Isa, LentMlp};
 pub use swiglu_formats::{ActivationSource, FormatError, LayerWeights, LoadOptions, TensorNames};
 
 /// CUDA devices, streams, graphs, and matrices in device memory. Kernels, plans and tuning are those of the crate

@@ -139,7 +139,7 @@ def _fused(x: Tensor, parts: _kernels.Parts, name: str, layout: str, keeps: bool
     casts = _door.autocasts() and x.dtype != torch.float64
     _check.layer(x, parts, layout, cast=casts)
     _main_grad.expect(x, parts, torch.get_autocast_dtype(x.device.type) if casts else x.dtype)
-    if x.is_cuda and parts[2] is not None and _door.nothing_in_force() and _door.plain(x, *parts):
+    if parts[2] is not None and _training.takes(x) and _door.nothing_in_force() and _door.plain(x, *parts):
         block = _training.block(x, parts, name, layout, True, keeps)
         if block is not None:
             return block
@@ -272,7 +272,7 @@ def mlp(
         return fused
     if _with_autograd(out, numerics, wanted):
         _check.layer(x, parts, layout, cast=_door.autocasts())
-        if x.is_cuda and _door.nothing_in_force() and _door.plain(*tensors):
+        if _training.takes(x) and _door.nothing_in_force() and _door.plain(*tensors):
             made = _training.block(x, parts, name, layout, False, keeps)
             if made is not None:
                 return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Sequence, Tuple
 
@@ -129,6 +130,39 @@ def written(out: Tensor) -> Tensor:
 
 def _brought(direct: Tensor, out: Tensor) -> Tensor:
     return written(out) if direct is out else out.copy_(direct)
+
+
+def _slow_here() -> "frozenset[torch.dtype]":
+    """Types whose products PyTorch computes without instructions for them: float16 on x86 without AVX-512-FP16."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return frozenset()
+    try:
+        fast: bool = torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    except (AttributeError, RuntimeError):
+        return frozenset()
+    return frozenset() if fast else frozenset({torch.float16})
+
+
+#: Types of a CPU's tensors over which our kernels compute blocks. They pack the weights in each call, which gains where PyTorch's
+#: products are slow, and not beside those of oneDNN.
+PACKED_IN_CALLS = _slow_here()
+#: Tokens from which a forward pass gains by it.
+_PACKED_FROM = 16
+
+
+def packs(x: Tensor) -> bool:
+    """Whether blocks over such tensors have their weights packed in each call."""
+    return x.is_cpu and x.dtype in PACKED_IN_CALLS
+
+
+def host_block(x: Tensor, parts: Parts, activation: str, y: Optional[Tensor], kept: Optional[Tensor]) -> None:
+    """A block that packs its weights in the call: y, and gate and up, where they have a place."""
+    # A description says nothing of a sign.
+    x, *weights = (None if t is None else t.resolve_neg() for t in (x, *parts))  # type: ignore[assignment]
+    described = tuple(map(_described_if, weights))
+    _native.host_block_forward(
+        activation_named(activation), _described(x), described, _described_if(y), _described_if(kept)
+    )
 
 
 def _no_kernels(t: Tensor) -> Optional[str]:
@@ -328,7 +362,11 @@ def layer_into(
     if out is not None:
         _check.expect_out(out, x, shape)
     why = _no_kernels(x)
-    if why is None and x.device.type == "cpu":
+    if why is None and x.is_cpu:
+        y = _packing(op, x, parts, activation, layout, numerics, shape, out)
+        if y is not None:
+            note(op, "native cpu", "weights packed in the call")
+            return y
         why = (
             "the CPU's kernels read packed weights, and a packed copy could miss a change of these; "
             "swiglu.nn.MLP.freeze() makes one"
@@ -349,6 +387,26 @@ def layer_into(
         why += f"; gate and up are rounded to {x.dtype} between (numerics pre_round)"
     note(op, "composed", why)
     return y if out is None else out.copy_(y)
+
+
+def _packing(
+    op: str,
+    x: Tensor,
+    parts: Parts,
+    activation: str,
+    layout: str,
+    numerics: Optional[str],
+    shape: Tuple[int, ...],
+    out: Optional[Tensor],
+) -> Optional[Tensor]:
+    if op != "mlp" or numerics is not None or not packs(x) or x.numel() < _PACKED_FROM * x.shape[-1] or x.numel() == 0:
+        return None
+    arranged = _arranged(parts, layout)
+    if isinstance(arranged, str):
+        return None
+    direct = _direct(out, shape, x, *parts)
+    host_block(x, arranged, activation, direct, None)
+    return direct if out is None else _brought(direct, out)
 
 
 def _on_cuda(

@@ -1,4 +1,4 @@
-"""A block that is trained on a CUDA device: gate and up leave the forward kernel, and their gradients the kernel of dy.
+"""A block that is trained: gate and up leave the forward kernel, and their gradients the kernel of dy.
 
 Autograd keeps x, the weights, gate and up, 4H bytes a token of 16-bit values besides x; or neither of these, and they are
 computed again, to the same bits. Each pass is one call of the native module, and computing again another. Compiled code has the
@@ -53,12 +53,15 @@ def _lying(t: Tensor) -> Tensor:
 
 def _forward(x: Tensor, arranged: Parts, activation: str, y: Optional[Tensor], keeps: bool) -> Optional[Tensor]:
     """Computes y where it has a place, and gives gate and up of all tokens, one beside the other, where they are kept."""
-    rows = _kernels._rows_adjacent(x)
     kept = None
     if keeps:
         w_gate, w_up = arranged[:2]
         features = w_gate.shape[0] * (1 if w_up is None else 2)
         kept = torch.empty((x.numel() // x.shape[-1], features), dtype=x.dtype, device=x.device)
+    if x.is_cpu:
+        _kernels.host_block(x, arranged, activation, y, kept)
+        return kept
+    rows = _kernels._rows_adjacent(x)
     with _current(x):
         _native.block_forward(
             _place(x), activation_named(activation), _given(rows), tuple(map(_given, arranged)), _given(y), _given(kept),
@@ -119,23 +122,30 @@ class _Block(torch.autograd.Function):
         ]
         # Copies live until the call is made.
         rows, dy, pre_activations = _lying(x), _lying(grad.resolve_neg()), _lying(kept)
-        with _current(x):
-            _native.block_backward(
-                _place(x), activation_named(ctx.activation), _given(rows), _given(dy),
-                (*map(_given, weights), None, None, None), _given(pre_activations), not ctx.keeps,
-                (_given(dx), *map(_given, d_weights)), tuple(map(_given, biases)), adds, _room(x),
-            )  # fmt: skip
+        inputs = activation_named(ctx.activation), _given(rows), _given(dy), (*map(_given, weights), None, None, None)
+        into = (_given(dx), *map(_given, d_weights)), tuple(map(_given, biases)), adds
+        if x.is_cpu:
+            _native.host_block_backward(*inputs, _given(pre_activations), *into)
+        else:
+            with _current(x):
+                consumed = not ctx.keeps
+                _native.block_backward(_place(x), *inputs, _given(pre_activations), consumed, *into, _room(x))
         if ctx.main_grads is not None:
             d_weights = _main_grad.added(ctx.main_grads, d_weights)
         d_biases = (None if b is None else b.to(x.dtype) for b in biases)
         return (None, None, None, None, dx, *d_weights, *d_biases)
 
 
+def takes(x: Tensor) -> bool:
+    """Whether our kernels compute the products of blocks over such tensors."""
+    return x.is_cuda and x.dtype in HALVES or _kernels.packs(x)
+
+
 def block(x: Tensor, parts: Parts, activation: str, layout: str, fused: bool, keeps: bool) -> Optional[Tensor]:
     """The block with its gradient, of tensors that fit each other, or None where PyTorch's maps compute it. Gradients of weights
     go to their ``main_grad`` where they are ``fused``; gate and up are computed again where it does not keep them."""
     w_gate, w_up, w_down, _, _, _ = parts
-    if not x.is_cuda or x.dtype not in HALVES or w_down is None or _kernels._no_kernels(x) is not None:
+    if not takes(x) or w_down is None or _kernels._no_kernels(x) is not None:
         return None
     if x.dim() == 0 or x.shape[-1] == 0:
         return None
@@ -149,7 +159,8 @@ def block(x: Tensor, parts: Parts, activation: str, layout: str, fused: bool, ke
             raise
         return None
     kept = "gate and up leave the forward kernel" if keeps else "gate and up are computed again"
-    _kernels.note("mlp", "native cuda", f"{kept}, their gradients leave that of the result's")
+    way = "native cuda" if x.is_cuda else "native cpu"
+    _kernels.note("mlp", way, f"{kept}, their gradients leave that of the result's")
     return y
 
 

@@ -104,6 +104,14 @@ impl<T: Element> GatedLinear<T> {
         Ok(Self::with(cpu, params.problem(0), kernel, steps))
     }
 
+    /// The memory of the fused weights, which are gone then.
+    pub(super) fn take_memory(&mut self) -> Buffer {
+        match &mut self.kernel {
+            GatedKernel::Fused(weights) => weights.take_memory(),
+            GatedKernel::Unfused(_) => Buffer::empty(),
+        }
+    }
+
     fn with(cpu: &Cpu, problem: Problem, kernel: GatedKernel<T>, steps: RowSteps) -> Self {
         let mut problem = problem.with_rows(steps.before_h());
         if matches!(kernel, GatedKernel::Unfused(_)) {

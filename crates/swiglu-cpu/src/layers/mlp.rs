@@ -12,9 +12,10 @@ use super::linear::{AddedTo, Linear, Stored, Target};
 use super::pass::{Call, Shared, each_row, out_rows};
 use super::plan;
 use super::training::MlpTraining;
+use crate::buffer::Buffer;
 use crate::cpu::{CallOptions, Cpu};
 use crate::epilogue::{Kept, Rows};
-use crate::panels::SendPtr;
+use crate::panels::{Part, SendPtr};
 use crate::rows::Source;
 use crate::team::Step;
 use crate::weights::Weights;
@@ -45,20 +46,27 @@ impl<T: Element> Mlp<T> {
     /// # Errors
     /// As [`Self::new`].
     pub fn with_path(cpu: &Cpu, params: &MlpParams<'_, T>, path: Path) -> Result<Self> {
+        Self::packed_in(cpu, [(); 2].map(|()| Buffer::empty()), params, path)
+    }
+
+    /// As [`Self::with_path`], with the weights of gate and up, where they are fused, and of down in this memory if it has
+    /// the size.
+    pub(super) fn packed_in(
+        cpu: &Cpu,
+        [gate_up, down]: [Buffer; 2],
+        params: &MlpParams<'_, T>,
+        path: Path,
+    ) -> Result<Self> {
         params.validate()?;
-        let w = &params.gated.weights;
-        let down = Linear::new(
-            cpu,
-            w.hidden(),
-            w.intermediate(),
-            params.gated.numerics.into(),
-            params.down_orientation,
-            params.down_bias,
-            &|k| (params.down, k),
-        )?;
-        let gated = GatedLinear::within(cpu, &params.gated, path, params.rows.steps)?;
+        let down = down_of(cpu, down, params)?;
+        let gated = GatedLinear::packed_in(cpu, gate_up, &params.gated, path, params.rows.steps)?;
         let problem = params.problem(0).with_numerics(gated.numerics());
         Ok(Self { gated, down, problem, rows: params.rows.into(), training: None })
+    }
+
+    /// The memory of the fused weights and of down's, which are gone then.
+    pub(super) fn take_memory(&mut self) -> [Buffer; 2] {
+        [self.gated.take_memory(), self.down.take_memory()]
     }
 
     /// Packs quantised weights as they are, as [`GatedLinear::quantized`]; h is rounded to T between
@@ -298,6 +306,19 @@ impl<T: Element> Mlp<T> {
             Ok(())
         })
     }
+}
+
+/// The down projection, in this memory if it has the size.
+pub(super) fn down_of<T: Element>(
+    cpu: &Cpu,
+    memory: Buffer,
+    params: &MlpParams<'_, T>,
+) -> Result<Linear<T>> {
+    let w = &params.gated.weights;
+    let (inputs, orientation) = (w.intermediate(), params.down_orientation);
+    let part = Part { inputs, orientation, locate: &|k| (params.down, k) };
+    let outputs = (w.hidden(), params.gated.numerics.into());
+    Linear::of_parts(cpu, memory, outputs, &[part], params.down_bias)
 }
 
 /// The type in which h is kept, as the down projection packs it: values of T, for dense weights in f32 or bfloat16.

@@ -10,4 +10,4 @@ mod training;
 pub use gated::GatedLinear;
 pub use mlp::Mlp;
 pub(crate) use plan::plan;
-pub use training::Saved;
+pub use training::{LentMlp, Saved};

@@ -1,7 +1,5 @@
 //! Training of a gated linear layer, which is the inner part of a block's.
 
-use std::ops::Range;
-
 use swiglu_core::{
     Element, GatedLinearParams, GradientShapes, Gradients, GradientsMut, MatrixMut, MatrixRef,
     Orientation, Path, Problem, Result, RowSteps, SavePolicy, StridedRef, Wanted,
@@ -9,17 +7,13 @@ use swiglu_core::{
 
 use super::super::gated::{GatedKernel, GatedLinear, matrix_bytes, matrix_in};
 use super::super::pass::{linear_map, linear_map_bytes};
-use super::factor::Factor;
+use super::backward::Backward;
 use super::saved::{Saved, halves};
 use super::{Training, clear, expect_shape, trained, wants_inner};
 use crate::buffer::Buffer;
-use crate::columns::sum_columns;
-use crate::compiled;
 use crate::cpu::{CallOptions, Cpu};
-use crate::differentiated::{Dh, Differentiated, DifferentiatedRows, WORK};
 use crate::epilogue::{Kept, Rows};
 use crate::order::Order;
-use crate::team::Step;
 use crate::workspace::Tokens;
 
 impl<T: Element> GatedLinear<T> {
@@ -84,10 +78,7 @@ impl<T: Element> GatedLinear<T> {
         self.lost = true;
         let (policy, memory) = (training.policy, training.take_memory());
         let training = Training::new(&self.cpu, memory, params, policy)?;
-        let forward = match &mut self.kernel {
-            GatedKernel::Fused(weights) => weights.take_memory(),
-            GatedKernel::Unfused(_) => Buffer::empty(),
-        };
+        let forward = self.take_memory();
         let (cpu, path) = (self.cpu.clone(), self.path());
         let layer = Self::packed_in(&cpu, forward, params, path, RowSteps::NONE)?;
         *self = Self { training: Some(training), ..layer };
@@ -185,42 +176,17 @@ impl<T: Element> GatedLinear<T> {
             return Ok(());
         }
         self.with_gate_up(cpu, saved, |x, mut gate_up| {
-            let [gate, up] = halves(gate_up.as_mut_slice().as_mut_ptr(), self.intermediate());
-            self.differentiate(cpu, self.differentiated([gate, up], None), m, Some(dh));
-            self.inner(cpu, x, gate_up.as_ref(), &mut into)
+            let rows = halves(gate_up.as_mut_slice().as_mut_ptr(), self.intermediate());
+            let pass = self.pass(cpu)?;
+            pass.differentiate(pass.differentiated(rows, rows, None), m, Some(dh));
+            pass.inner(x, gate_up.as_ref(), &mut into)
         })
     }
 
-    pub(super) fn differentiated(
-        &self,
-        [gate, up]: [Rows<T>; 2],
-        h: Option<Rows<T>>,
-    ) -> Differentiated<T> {
-        let (activation, numerics) = (self.problem.activation, self.problem.numerics);
-        Differentiated { activation, numerics, gate, up, into: [gate, up], h }
-    }
-
-    /// The derivative over rows in memory; without dh h alone.
-    pub(super) fn differentiate(
-        &self,
-        cpu: &Cpu,
-        of: Differentiated<T>,
-        m: usize,
-        dh: Option<MatrixRef<'_, T>>,
-    ) {
-        let dh = dh.map_or(Dh::None, |dh| {
-            let first = dh.as_slice().as_ptr().cast_mut();
-            Dh::Rows(Rows { first, stride: dh.row_stride(), cols: dh.cols() })
-        });
-        let task = Task { of, dh };
-        let run = |rows: Range<usize>, _: usize| {
-            let Task { of, dh } = task.get();
-            let kernel = DifferentiatedRows { of, dh, rows, cols: 0..of.gate.cols };
-            // SAFETY: the instruction set was checked when the device was made; each row is one worker's.
-            unsafe { compiled::differentiated(cpu.isa(), kernel) }
-        };
-        let work = WORK * m as f64 * self.intermediate() as f64;
-        cpu.run_work((work, 0.0), &[Step { units: m, run: &run }]);
+    /// A backward pass by this layer's weights.
+    pub(super) fn pass<'a>(&'a self, cpu: &'a Cpu) -> Result<Backward<'a, T>> {
+        let dx = Some(&self.trained()?.dx);
+        Ok(Backward { cpu, problem: self.problem, path: self.path(), dx, down: None })
     }
 
     /// Calls `f` with x and gate and up as values of T in rows of 2H, which it may overwrite.
@@ -259,7 +225,12 @@ impl<T: Element> GatedLinear<T> {
     }
 
     /// Computes gate and up again.
-    fn recompute(&self, cpu: &Cpu, x: MatrixRef<'_, T>, [gate, up]: [Rows<T>; 2]) -> Result<()> {
+    pub(super) fn recompute(
+        &self,
+        cpu: &Cpu,
+        x: MatrixRef<'_, T>,
+        [gate, up]: [Rows<T>; 2],
+    ) -> Result<()> {
         let tokens = Tokens::Exactly(x.rows());
         let order: Order = self.problem.numerics.into();
         match &self.kernel {
@@ -287,59 +258,5 @@ impl<T: Element> GatedLinear<T> {
                 Ok(())
             }
         }
-    }
-
-    /// The gradients of the layer's own, from those of gate and up in rows of 2H.
-    pub(super) fn inner(
-        &self,
-        cpu: &Cpu,
-        x: MatrixRef<'_, T>,
-        dgate_up: MatrixRef<'_, T>,
-        into: &mut GradientsMut<'_, T>,
-    ) -> Result<()> {
-        let h = self.intermediate();
-        if let Some(dx) = &mut into.dx {
-            let dx_of = &self.trained()?.dx;
-            let bytes = dx_of.workspace_bytes(cpu, Tokens::Exactly(x.rows()));
-            cpu.workspaces().with(bytes, |work| {
-                dx_of.forward(cpu, work, dgate_up, dx.reborrow());
-                Ok(())
-            })?;
-        }
-        let (dgate, dup) = (dgate_up.cols_range(0..h)?, dgate_up.cols_range(h..2 * h)?);
-        let accumulate = into.accumulate;
-        if let Some(bias) = &mut into.gate_bias {
-            sum_columns(cpu, dgate, bias, accumulate);
-        }
-        if let Some(bias) = &mut into.up_bias {
-            sum_columns(cpu, dup, bias, accumulate);
-        }
-        let places = [(dgate, &mut into.gate), (dup, &mut into.up)];
-        let mut wanted = places.into_iter().filter_map(|(d, place)| Some((d, place.as_mut()?)));
-        match self.problem.layout.orientation {
-            Orientation::OutIn => {
-                let Some(first) = wanted.next() else { return Ok(()) };
-                let x = Factor::pack(cpu, x)?;
-                std::iter::once(first)
-                    .chain(wanted)
-                    .try_for_each(|(d, place)| x.times(d, place, accumulate))
-            }
-            Orientation::InOut => {
-                wanted.try_for_each(|(d, place)| Factor::pack(cpu, d)?.times(x, place, accumulate))
-            }
-        }
-    }
-}
-
-/// What a step over rows is told, for all workers.
-pub(super) struct Task<T> {
-    pub(super) of: Differentiated<T>,
-    pub(super) dh: Dh<T>,
-}
-// SAFETY: workers have disjoint rows.
-unsafe impl<T> Sync for Task<T> {}
-impl<T: Element> Task<T> {
-    pub(super) fn get(&self) -> Task<T> {
-        Task { of: self.of, dh: self.dh }
     }
 }

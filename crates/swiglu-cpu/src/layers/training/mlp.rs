@@ -1,26 +1,19 @@
 //! Training of a feed-forward block.
 
 use swiglu_core::{
-    Element, Error, GradientShapes, Gradients, GradientsMut, MatrixMut, MatrixRef, MlpParams,
-    Orientation, Path, Result, SavePolicy, StridedRef, Wanted,
+    Element, Error, GradientShapes, Gradients, GradientsMut, MatrixMut, MatrixRef, MlpParams, Path,
+    Result, SavePolicy, StridedRef, Wanted,
 };
 
-use super::super::gated::{matrix_bytes, matrix_in};
-use super::super::linear::{Linear, Stored};
-use super::super::mlp::Mlp;
-use super::super::pass::{linear_map, out_rows};
-use super::factor::Factor;
-use super::gated::Task;
+use super::super::linear::Stored;
+use super::super::mlp::{Mlp, down_of};
+use super::super::pass::out_rows;
+use super::backward::{Backward, Down};
 use super::saved::{Saved, halves};
 use super::{MlpTraining, Training, clear, expect_shape, trained, wants_inner};
 use crate::buffer::Buffer;
 use crate::columns::sum_columns;
 use crate::cpu::{CallOptions, Cpu};
-use crate::differentiated::{Dh, Differentiated};
-use crate::epilogue::Rows;
-use crate::order::Order;
-use crate::panels::Part;
-use crate::workspace::{Tokens, cut, total};
 
 impl<T: Element> Mlp<T> {
     /// Packs the weights for forward and backward passes, as [`crate::GatedLinear::for_training`]: 6·K·H values are copied (7·K·H with
@@ -63,14 +56,7 @@ impl<T: Element> Mlp<T> {
         self.gated.lost = true;
         let cpu = &self.gated.cpu;
         let training = MlpTraining::new(cpu, training.dh.take_memory(), params)?;
-        let part = Part {
-            inputs: params.gated.weights.intermediate(),
-            orientation: params.down_orientation,
-            locate: &|k| (params.down, k),
-        };
-        let outputs = (params.gated.weights.hidden(), self.problem.numerics.into());
-        let memory = self.down.take_memory();
-        self.down = Linear::of_parts(cpu, memory, outputs, &[part], params.down_bias)?;
+        self.down = down_of(cpu, self.down.take_memory(), params)?;
         self.training = Some(training);
         self.gated.lost = false;
         Ok(())
@@ -183,59 +169,12 @@ impl<T: Element> Mlp<T> {
         if !wants_inner(&into) && into.down.is_none() {
             return Ok(());
         }
-        let gated = &self.gated;
-        gated.with_gate_up(cpu, saved, |x, mut gate_up| {
-            let features = self.problem.intermediate;
-            let h_bytes = into.down.as_ref().map_or(0, |_| matrix_bytes::<T>(m, features));
-            cpu.workspaces().with(total([h_bytes]), |memory| {
-                let [h] = cut(memory, [h_bytes]);
-                let first = h.as_mut_ptr().cast::<T>();
-                let h = Rows { first, stride: features, cols: features };
-                let h = into.down.as_ref().map(|_| h);
-                let rows = halves(gate_up.as_mut_slice().as_mut_ptr(), features);
-                let of = gated.differentiated(rows, h);
-                match wants_inner(&into) {
-                    true => self.through_down(cpu, dy, of)?,
-                    false => gated.differentiate(cpu, of, m, None),
-                }
-                if let (Some(place), Some(h)) = (&mut into.down, h) {
-                    // SAFETY: the part holds m rows, written just now, and nothing else uses them.
-                    let h = unsafe { h.matrix(m)? };
-                    let (left, right) = match self.trained()?.down_orientation {
-                        Orientation::OutIn => (dy, h.as_ref()),
-                        Orientation::InOut => (h.as_ref(), dy),
-                    };
-                    Factor::pack(cpu, right)?.times(left, place, into.accumulate)?;
-                }
-                match wants_inner(&into) {
-                    true => gated.inner(cpu, x, gate_up.as_ref(), &mut into),
-                    false => Ok(()),
-                }
-            })
-        })
-    }
-
-    /// dh = dy·Wdᵀ and the derivative behind it: in its epilogue, or on the unfused path over dh in memory.
-    fn through_down(&self, cpu: &Cpu, dy: MatrixRef<'_, T>, of: Differentiated<T>) -> Result<()> {
-        let dh = &self.trained()?.dh;
-        let (m, h) = (dy.rows(), self.problem.intermediate);
-        let bytes = dh.workspace_bytes(cpu, Tokens::Exactly(m));
-        if self.gated.path() == Path::Fused {
-            let order: Order = self.problem.numerics.into();
-            let task = Task { of, dh: Dh::None };
-            return cpu.workspaces().with(bytes, |work| {
-                let ordered = (dh.weights(), order);
-                linear_map(cpu, ordered, work, dy.into(), |row| task.get().of.from(row));
-                Ok(())
-            });
-        }
-        let dh_bytes = matrix_bytes::<T>(m, h);
-        cpu.workspaces().with(total([dh_bytes, bytes]), |memory| {
-            let [values, work] = cut(memory, [dh_bytes, bytes]);
-            let mut values = matrix_in(values, m, h)?;
-            dh.forward(cpu, work, dy, values.reborrow());
-            self.gated.differentiate(cpu, of, m, Some(values.as_ref()));
-            Ok(())
+        self.gated.with_gate_up(cpu, saved, |x, mut gate_up| {
+            let rows = halves(gate_up.as_mut_slice().as_mut_ptr(), self.problem.intermediate);
+            let training = self.trained()?;
+            let down = Down { dh: Some(&training.dh), orientation: training.down_orientation };
+            let pass = Backward { down: Some(down), ..self.gated.pass(cpu)? };
+            pass.block((x, dy), rows, gate_up, &mut into)
         })
     }
 }

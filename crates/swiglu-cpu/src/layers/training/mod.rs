@@ -5,8 +5,10 @@
 //! of weights is a linear map too: columns of one factor are its rows, tokens its inputs, and the other factor its weights,
 //! packed for the call. All of them go through the matrix kernel of the forward pass.
 
+mod backward;
 mod factor;
 mod gated;
+mod lent;
 mod mlp;
 mod saved;
 
@@ -22,6 +24,7 @@ use super::linear::Linear;
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::panels::Part;
+pub use lent::LentMlp;
 pub use saved::Saved;
 
 /// What a gated linear layer has beside its forward weights to be trained.
@@ -71,6 +74,28 @@ pub(super) fn apart<'a, T: Element>(
     }
 }
 
+/// From ∂L/∂gate and ∂L/∂up to ∂L/∂x.
+fn dx_of<T: Element>(
+    cpu: &Cpu,
+    memory: Buffer,
+    params: &GatedLinearParams<'_, T>,
+) -> Result<Linear<T>> {
+    let w = &params.weights;
+    let layout = w.layout();
+    if matches!(layout.arrangement, Arrangement::Interleaved { .. }) {
+        let arrangement = Arrangement::Separate;
+        let weights = w.convert(WeightLayout { arrangement, ..layout })?;
+        return dx_of(cpu, memory, &params.with_weights(weights.view()));
+    }
+    let (inputs, orientation) = (w.intermediate(), flipped(layout.orientation));
+    let [gate_half, up_half] = apart(w)?;
+    let parts = [
+        Part { inputs, orientation, locate: &|k| (gate_half, k) },
+        Part { inputs, orientation, locate: &|k| (up_half, k) },
+    ];
+    Linear::of_parts(cpu, memory, (w.hidden(), params.numerics.into()), &parts, None)
+}
+
 impl<T: Element> Training<T> {
     pub(super) fn new(
         cpu: &Cpu,
@@ -79,23 +104,11 @@ impl<T: Element> Training<T> {
         policy: SavePolicy,
     ) -> Result<Self> {
         let w = &params.weights;
-        let layout = w.layout();
-        if matches!(layout.arrangement, Arrangement::Interleaved { .. }) {
-            let arrangement = Arrangement::Separate;
-            let weights = w.convert(WeightLayout { arrangement, ..layout })?;
-            return Self::new(cpu, [dx, up], &params.with_weights(weights.view()), policy);
-        }
         let (k, h, order) = (w.hidden(), w.intermediate(), params.numerics.into());
-        let [gate_half, up_half] = apart(w)?;
-        let orientation = flipped(layout.orientation);
-        let parts = [
-            Part { inputs: h, orientation, locate: &|k| (gate_half, k) },
-            Part { inputs: h, orientation, locate: &|k| (up_half, k) },
-        ];
-        let dx = Linear::of_parts(cpu, dx, (k, order), &parts, None)?;
+        let dx = dx_of(cpu, dx, params)?;
         let up = match policy {
             SavePolicy::SaveGate => {
-                let (inputs, orientation) = (k, layout.orientation);
+                let (inputs, orientation) = (k, w.layout().orientation);
                 let part = Part { inputs, orientation, locate: &|j| w.locate(Half::Up, j) };
                 Some(Linear::of_parts(cpu, up, (h, order), &[part], params.up_bias)?)
             }
