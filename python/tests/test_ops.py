@@ -764,6 +764,23 @@ def test_gradients_in_batches_and_under_modes(device):
 
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    # Blocks whose backward pass is one call, too.
+    for save in ("preact", "input"):
+        half = swiglu.nn.MLP(8, 6, bias=True, save=save, device=device, dtype=torch.float16)
+        x, parameters = gate.detach().half().requires_grad_(), list(half.parameters())
+        y = half(x)
+        found, slow = (jacobian(half, x.detach(), vectorize=v) for v in (True, False))
+        torch.testing.assert_close(found, slow, rtol=1e-2, atol=1e-3)
+        dys = torch.stack([tensor(3, 8, dtype=torch.float16, seed=s) for s in (2, 3)])
+        both = torch.autograd.grad(y, [x, *parameters], dys, is_grads_batched=True, retain_graph=True)
+        for i, dy in enumerate(dys):
+            for ours, one in zip(both, torch.autograd.grad(y, [x, *parameters], dy, retain_graph=True)):
+                torch.testing.assert_close(ours[i], one, rtol=1e-2, atol=1e-2)
+        traced = make_fx(lambda dy: torch.autograd.grad(y, [x, *parameters], dy, retain_graph=True))(torch.ones_like(y))
+        for ours, one in zip(traced(dys[1]), torch.autograd.grad(y, [x, *parameters], dys[1], retain_graph=True)):
+            torch.testing.assert_close(ours, one, rtol=1e-2, atol=1e-2)
+        zero = torch._efficientzerotensor(y.shape, device=device, dtype=torch.float16)
+        assert not any(t.any() for t in torch.autograd.grad(y, [x, *parameters], zero, retain_graph=True))
     traced = make_fx(lambda dh: torch.autograd.grad(h, gate, dh, retain_graph=True)[0])(torch.ones_like(h))
     (expected,) = torch.autograd.grad(h, gate, grads[1], retain_graph=True)
     torch.testing.assert_close(traced(grads[1]), expected, rtol=0, atol=0)

@@ -144,6 +144,53 @@ def test_few_tokens_of_a_forward_pass_are_for_the_maps():
     assert ops.mlp(x[:0], w_gate, w_up, w_down).shape == (0, HIDDEN)
 
 
+def test_out_may_lie_anywhere():
+    """In memory that overlaps x, of another storage, and at an odd address."""
+    (w_gate, w_up, w_down), _ = block_of(torch.float16)
+    values = tensor(65, HIDDEN, dtype=torch.float16).numpy()
+    x, out = torch.from_numpy(values[:-1]), torch.from_numpy(values[1:])
+    odd = torch.frombuffer(bytearray(1 + 64 * HIDDEN * 2), dtype=torch.float16, offset=1).view(64, HIDDEN)
+    with torch.no_grad():
+        expected = ops.mlp(x.clone(), w_gate, w_up, w_down)
+        ops.mlp(x, w_gate, w_up, w_down, out=odd)
+        assert torch.equal(odd, expected) and was_native()
+        ops.mlp(x, w_gate, w_up, w_down, out=out)
+        assert torch.equal(out, expected) and was_native()
+
+
+@pytest.mark.parametrize("name", ["reglu", "reglu2"])
+def test_what_relu_cuts_off_has_no_gradient(name):
+    (w_gate, w_up, w_down), _ = block_of(torch.float16)
+    leaves = [t.requires_grad_() for t in (torch.ones(20, HIDDEN, dtype=torch.float16), -w_gate.abs(), 3e3 * w_up.abs(), w_down)]
+    for gradient in torch.autograd.grad(ops.mlp(*leaves, activation=name).sum(), leaves):
+        assert not gradient.any()
+
+
+@pytest.mark.parametrize("name", ["geglu", "geglu-tanh", "glu", "bilinear", "clamped-swiglu(alpha=1.702,offset=1,limit=2)"])
+def test_gradients_of_the_family(name):
+    weights, biases = block_of(torch.float16)
+    x, dy = tensor(32, HIDDEN, dtype=torch.float16), tensor(32, HIDDEN, dtype=torch.float16, seed=8)
+
+    def of(call, dtype):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, *weights)]
+        return torch.autograd.grad(call(*leaves), leaves, dy.to(dtype))
+
+    def maps(x, w_gate, w_up, w_down):
+        return F.linear(ops.silu_mul(F.linear(x, w_gate), F.linear(x, w_up), activation=name), w_down)
+
+    found = of(lambda *leaves: ops.mlp(*leaves, activation=name), torch.float16)
+    assert was_native()
+    for mine, theirs, true in zip(found, of(maps, torch.float16), of(maps, torch.float64)):
+        assert off(mine, true) <= 2 * off(theirs, true) + 2.0**-12
+
+
+def test_what_lies_elsewhere_is_refused():
+    """As a weight that came back to the backward pass on another device."""
+    with pytest.raises(swiglu.SwigluError, match="expected one on cpu, where it was kept, given one on meta") as refused:
+        _kernels.here(torch.empty(2, 2, device="meta"))
+    assert refused.value.kind == "layout"
+
+
 def test_changed_weights_are_seen():
     block = swiglu.nn.MLP(HIDDEN, INTERMEDIATE, dtype=torch.bfloat16)
     x = tensor(32, HIDDEN, dtype=torch.bfloat16)
@@ -179,6 +226,17 @@ def test_gradients_are_added_to_main_grad(packed, main):
         assert weight.grad_added_to_main_grad
         # h and its factors have three roundings to 16 bits, and sums in f16 three more.
         assert off(weight.main_grad - held, exact) < (4 if main == torch.float32 else 16) * 2.0**-11
+
+
+def test_one_main_grad_of_two_weights_is_refused():
+    weights = [torch.nn.Parameter(w) for w in block_of(torch.float16)[0]]
+    shared = torch.zeros(INTERMEDIATE, HIDDEN)
+    for weight, main in zip(weights, (shared, shared, torch.zeros(HIDDEN, INTERMEDIATE))):
+        weight.main_grad = main
+    y = ops.mlp(tensor(16, HIDDEN, dtype=torch.float16), *weights, gradient_accumulation_fusion=True)
+    with pytest.raises(swiglu.SwigluError, match="give each weight a main_grad of its own") as refused:
+        y.sum().backward()
+    assert refused.value.kind == "unsupported"
 
 
 def test_a_second_derivative_is_refused():

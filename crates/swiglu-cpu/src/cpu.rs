@@ -218,8 +218,8 @@ impl Cpu {
 
     /// Frees the working memory that no call uses at the moment, and returns its bytes.
     ///
-    /// Layers share the memory: there is a block for each of the calls that there were at the same time, not larger than the
-    /// largest of them took. The device keeps them until this.
+    /// Layers share the memory: there are as many blocks as were in use at the same time, not larger than what was taken of
+    /// them. The device keeps them until this.
     pub fn trim(&self) -> usize {
         self.shared.workspaces.trim() + self.shared.kept.trim()
     }

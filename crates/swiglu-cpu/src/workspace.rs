@@ -6,9 +6,9 @@ use swiglu_core::Result;
 
 use crate::buffer::Buffer;
 
-/// Memory that no call uses at the moment, the smallest first: a block for each of the calls that there were at the same
-/// time. A call takes the smallest that suffices. Where none does, the largest is replaced, so that the small ones stay for
-/// small calls and there are never more blocks than callers.
+/// Memory that no call uses at the moment, the smallest first: as many blocks as were in use at the same time, one of a forward
+/// pass, several of a backward pass or of one that packs weights. The smallest that suffices is taken. Where none does, the
+/// largest is replaced, so that the small ones stay for small calls.
 #[derive(Debug, Default)]
 pub(crate) struct Workspaces(Mutex<Vec<Buffer>>);
 

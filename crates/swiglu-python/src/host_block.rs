@@ -107,9 +107,16 @@ pub(crate) fn host_block_backward(
     let inputs = [x.0, grad.0, kept.0];
     let (mut into, mut biases) = (into.map(|t| t.map(of)), biases.map(|t| t.map(of)));
     let Weights(gate, up, down, ..) = &call.weights;
-    for place in into.iter().flatten() {
-        let weights = [gate].into_iter().chain(up).chain(down);
-        expect_apart(inputs.iter().chain(weights), place)?;
+    for (i, place) in into.iter().enumerate() {
+        let Some(place) = place else { continue };
+        expect_apart(inputs.iter().chain([gate]).chain(up).chain(down), place)?;
+        if !into[..i].iter().flatten().all(|other| other.is_apart(place)) {
+            return Err(CoreError::Unsupported {
+                what: "a gradient of the weights in the memory of another".into(),
+                why: "give each weight a main_grad of its own".into(),
+            }
+            .into());
+        }
     }
     if up.is_none() {
         split(&mut into[1..3], |both| both.row_halves("gradient of packed weights"))?;
@@ -128,8 +135,7 @@ fn backward<T: Element>(
     biases: &[Option<Tensor>; 3],
     accumulate: Accumulate,
 ) -> swiglu::Result<()> {
-    // SAFETY: as in `forward`; places lie apart from what is read, and from each other, as tensors that were made for this call
-    // or hold the gradient of one weight.
+    // SAFETY: as in `forward`; places lie apart from what is read and from each other, and those of biases were made for this call.
     unsafe {
         let (x, grad) = (x.rows::<T>("x")?, grad.rows::<T>("gradient of the output")?);
         let kept = kept.rows::<T>("gate and up")?;

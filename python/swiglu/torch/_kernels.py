@@ -155,14 +155,23 @@ def packs(x: Tensor) -> bool:
     return x.is_cpu and x.dtype in PACKED_IN_CALLS
 
 
+def here(t: Optional[Tensor]) -> Optional[Tuple[int, Tuple[int, ...], Tuple[int, ...], str, bool]]:
+    """Where a tensor of the host lies; one that autograd kept may come back as another."""
+    if t is not None and not t.is_cpu:
+        raise wrong("saved tensor", "one on cpu, where it was kept", f"one on {t.device}", "move it back", "layout")
+    return _described_if(t)
+
+
 def host_block(x: Tensor, parts: Parts, activation: str, y: Optional[Tensor], kept: Optional[Tensor]) -> None:
     """A block that packs its weights in the call: y, and gate and up, where they have a place."""
-    # A description says nothing of a sign.
-    x, *weights = (None if t is None else t.resolve_neg() for t in (x, *parts))  # type: ignore[assignment]
-    described = tuple(map(_described_if, weights))
-    _native.host_block_forward(
-        activation_named(activation), _described(x), described, _described_if(y), _described_if(kept)
-    )
+    # A description says nothing of a sign, and keeps nothing.
+    values = [None if t is None else t.resolve_neg() for t in (x, *parts)]
+    rows, *weights = map(here, values)
+    _native.host_block_forward(activation_named(activation), rows, tuple(weights), here(y), here(kept))
+
+
+#: Activations whose gate is 0 up to a point: there PyTorch has a gradient of 0, whatever it would be multiplied with.
+CUT_OFF = "relu", "relu2"
 
 
 def _no_kernels(t: Tensor) -> Optional[str]:
@@ -246,7 +255,7 @@ def activation_backward(
     if why is None and gate.is_cpu:
         if numerics is not None and numerics.startswith("eager"):
             why = "the bits of PyTorch's operations were asked for"
-        elif act.gate in ("relu", "relu2"):
+        elif act.gate in CUT_OFF:
             why = "where the gate is not positive PyTorch has 0, whatever it would be multiplied with"
     grads = None
     if BY_TABLE and why is None and gate.layout is torch.strided:
@@ -363,14 +372,11 @@ def layer_into(
         _check.expect_out(out, x, shape)
     why = _no_kernels(x)
     if why is None and x.is_cpu:
-        y = _packing(op, x, parts, activation, layout, numerics, shape, out)
-        if y is not None:
+        result = _packing(op, x, parts, activation, layout, numerics, shape)
+        if isinstance(result, Tensor):
             note(op, "native cpu", "weights packed in the call")
-            return y
-        why = (
-            "the CPU's kernels read packed weights, and a packed copy could miss a change of these; "
-            "swiglu.nn.MLP.freeze() makes one"
-        )
+            return result if out is None else out.copy_(result)
+        why = result
     if why is None:
         try:
             result = _on_cuda(x, parts, activation, layout, numerics, shape, out)
@@ -390,23 +396,24 @@ def layer_into(
 
 
 def _packing(
-    op: str,
-    x: Tensor,
-    parts: Parts,
-    activation: str,
-    layout: str,
-    numerics: Optional[str],
-    shape: Tuple[int, ...],
-    out: Optional[Tensor],
-) -> Optional[Tensor]:
-    if op != "mlp" or numerics is not None or not packs(x) or x.numel() < _PACKED_FROM * x.shape[-1] or x.numel() == 0:
-        return None
+    op: str, x: Tensor, parts: Parts, activation: str, layout: str, numerics: Optional[str], shape: Tuple[int, ...]
+) -> "Tensor | str":
+    """The result of a block that packs its weights in the call, or why it does not."""
+    if op != "mlp" or not packs(x):
+        return (
+            "the CPU's kernels read packed weights, and a packed copy could miss a change of these; "
+            "swiglu.nn.MLP.freeze() makes one"
+        )
+    if numerics is not None:
+        return "with numerics its maps are PyTorch's"
+    if x.numel() < _PACKED_FROM * x.shape[-1] or x.numel() == 0:
+        return f"weights are packed in calls of {_PACKED_FROM} tokens and more"
     arranged = _arranged(parts, layout)
     if isinstance(arranged, str):
-        return None
-    direct = _direct(out, shape, x, *parts)
-    host_block(x, arranged, activation, direct, None)
-    return direct if out is None else _brought(direct, out)
+        return arranged
+    y = torch.empty(shape, dtype=x.dtype, device=x.device)
+    host_block(x, arranged, activation, y, None)
+    return y
 
 
 def _on_cuda(

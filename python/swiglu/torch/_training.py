@@ -81,6 +81,14 @@ def _backward_gate_up(dy: Tensor, arranged: Parts, activation: str, kept: Tensor
     return both
 
 
+def _maps_of(
+    x: Tensor, w_gate: Tensor, w_up: Optional[Tensor], b_gate: Optional[Tensor], b_up: Optional[Tensor]
+) -> Tensor:
+    """Gate and up, one beside the other, by PyTorch's maps."""
+    kept = torch.nn.functional.linear(x, w_gate, b_gate)
+    return kept if w_up is None else torch.cat((kept, torch.nn.functional.linear(x, w_up, b_up)), -1)
+
+
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -103,6 +111,11 @@ class _Block(torch.autograd.Function):
         x, w_gate, w_up, w_down, *again = map(_as_it_is, ctx.saved_tensors)
         want_x, want_gate, want_up, want_down, *want_biases = ctx.needs_input_grad[4:]
         weights, wanted = (w_gate, w_up, w_down), (want_gate, want_up, want_down)
+        if ctx.main_grads is None and not (_door.nothing_in_force() and _door.plain(grad, x, *weights, *again)):
+            # A backward pass may be seen by more than its forward pass was.
+            both = again[0] if ctx.keeps else _maps_of(x, w_gate, w_up, *again)
+            every = ctx.needs_input_grad[4:]
+            return None, None, None, None, *_by_operators(grad, x, weights, both, ctx.activation, every)
         if ctx.keeps:
             (kept,) = again
         else:
@@ -122,14 +135,15 @@ class _Block(torch.autograd.Function):
         ]
         # Copies live until the call is made.
         rows, dy, pre_activations = _lying(x), _lying(grad.resolve_neg()), _lying(kept)
-        inputs = activation_named(ctx.activation), _given(rows), _given(dy), (*map(_given, weights), None, None, None)
-        into = (_given(dx), *map(_given, d_weights)), tuple(map(_given, biases)), adds
+        given = _kernels.here if x.is_cpu else _given
+        act, parts = activation_named(ctx.activation), (*map(given, weights), None, None, None)
+        inputs = act, given(rows), given(dy), parts, given(pre_activations)
+        into = (given(dx), *map(given, d_weights)), tuple(map(given, biases)), adds
         if x.is_cpu:
-            _native.host_block_backward(*inputs, _given(pre_activations), *into)
+            _native.host_block_backward(*inputs, *into)
         else:
             with _current(x):
-                consumed = not ctx.keeps
-                _native.block_backward(_place(x), *inputs, _given(pre_activations), consumed, *into, _room(x))
+                _native.block_backward(_place(x), *inputs, not ctx.keeps, *into, _room(x))
         if ctx.main_grads is not None:
             d_weights = _main_grad.added(ctx.main_grads, d_weights)
         d_biases = (None if b is None else b.to(x.dtype) for b in biases)
@@ -148,6 +162,9 @@ def block(x: Tensor, parts: Parts, activation: str, layout: str, fused: bool, ke
     if not takes(x) or w_down is None or _kernels._no_kernels(x) is not None:
         return None
     if x.dim() == 0 or x.shape[-1] == 0:
+        return None
+    # On a CPU their gradients are PyTorch's.
+    if x.is_cpu and activation_named(activation).gate in _kernels.CUT_OFF:
         return None
     arranged = _kernels._arranged(parts, layout)
     if isinstance(arranged, str) or w_up is None and layout != "gate-first":
@@ -200,9 +217,7 @@ def _saving(
             if refused.kind != "unsupported":
                 raise
             why = str(refused)
-    kept = torch.nn.functional.linear(x, w_gate, b_gate)
-    if w_up is not None:
-        kept = torch.cat((kept, torch.nn.functional.linear(x, w_up, b_up)), -1)
+    kept = _maps_of(x, w_gate, w_up, b_gate, b_up)
     h = _kernels.activation_into("", kept, None, "gate-first", activation, None, None)
     _kernels.note("mlp_saving", "composed", why)
     return torch.nn.functional.linear(h, w_down, b_down), kept
@@ -256,21 +271,31 @@ def _of_rows(
     return grads
 
 
-def _saving_gradient(ctx: Any, grad: Tensor, _: Any) -> Tuple[Optional[Tensor], ...]:
-    x, w_gate, w_up, w_down, _, _, _, _, kept = ctx.saved_tensors
-    (activation,), _ = ctx.how
-    want_x, want_gate, want_up, want_down, want_b_gate, want_b_up, want_b_down, *_ = ctx.needs_input_grad
+def _by_operators(
+    grad: Tensor, x: Tensor, weights: Sequence[Optional[Tensor]], kept: Tensor, activation: str, wanted: Sequence[bool]
+) -> Tuple[Optional[Tensor], ...]:
+    """The gradients of x, the weights and the biases that are wanted, by operators: modes, batches of gradients and compiled
+    code know them."""
+    w_gate, w_up, w_down = weights
+    want_x, want_gate, want_up, want_down, want_b_gate, want_b_up, want_b_down = wanted
     ops = torch.ops.swiglu
     tokens = math.prod(kept.shape[:-1])
     dy, rows = (t.reshape(tokens, t.shape[-1]) for t in (grad, kept))
     d_down = dy.t() @ ops.glu(rows, activation, "gate-first", None) if want_down else None
-    wanted = want_x, want_gate, want_up, want_b_gate, want_b_up
+    inner = want_x, want_gate, want_up, want_b_gate, want_b_up
     grads: List[Optional[Tensor]] = [None] * 5
-    if any(wanted):
+    if any(inner):
         both = ops.mlp_saving_backward(dy, w_gate, w_up, w_down, rows, activation)
-        grads = _of_rows(x, w_gate, w_up, both, wanted)
+        grads = _of_rows(x, w_gate, w_up, both, inner)  # type: ignore[arg-type]
     dx, d_w_gate, d_w_up, d_b_gate, d_b_up = grads
-    return dx, d_w_gate, d_w_up, d_down, d_b_gate, d_b_up, dy.sum(0) if want_b_down else None, None
+    return dx, d_w_gate, d_w_up, d_down, d_b_gate, d_b_up, dy.sum(0) if want_b_down else None
+
+
+def _saving_gradient(ctx: Any, grad: Tensor, _: Any) -> Tuple[Optional[Tensor], ...]:
+    x, w_gate, w_up, w_down, _, _, _, _, kept = ctx.saved_tensors
+    (activation,), _ = ctx.how
+    wanted = ctx.needs_input_grad[:7]
+    return *_by_operators(grad, x, (w_gate, w_up, w_down), kept, activation, wanted), None
 
 
 def _expect_grad(grad: Tensor, kept: Tensor, w_down: Tensor) -> None:

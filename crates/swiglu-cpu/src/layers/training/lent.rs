@@ -72,8 +72,12 @@ impl<'a, T: Element> LentMlp<'a, T> {
             }
             None => Kept::NOTHING,
         };
+        if m == 0 {
+            return Ok(());
+        }
+        let cpu = self.cpu.for_call(options)?;
         let memory = [self.room(2 * h, k)?, self.room(k, h)?];
-        let mut block = Mlp::packed_in(self.cpu, memory, &self.params, Path::Fused)?;
+        let mut block = Mlp::packed_in(&cpu, memory, &self.params, Path::Fused)?;
         let result = block.forward_to(x, &Stored(out_rows(&mut out)), options, kept);
         self.give_back(block.take_memory());
         result
@@ -92,10 +96,12 @@ impl<'a, T: Element> LentMlp<'a, T> {
         let ([k, h], m) = (self.features(), x.rows());
         x.expect_shape("x", [m, k])?;
         kept.expect_shape("gate and up", [m, 2 * h])?;
-        let (cpu, memory, gated) =
-            (self.cpu.for_call(options)?, self.room(2 * h, k)?, &self.params.gated);
-        let mut layer =
-            GatedLinear::packed_in(self.cpu, memory, gated, Path::Fused, RowSteps::NONE)?;
+        if m == 0 {
+            return Ok(());
+        }
+        let cpu = self.cpu.for_call(options)?;
+        let (memory, gated) = (self.room(2 * h, k)?, &self.params.gated);
+        let mut layer = GatedLinear::packed_in(&cpu, memory, gated, Path::Fused, RowSteps::NONE)?;
         let result = layer.recompute(&cpu, x, halves_of(&mut kept));
         self.give_back([layer.take_memory()]);
         result
