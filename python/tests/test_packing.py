@@ -191,6 +191,17 @@ def test_what_lies_elsewhere_is_refused():
     assert refused.value.kind == "layout"
 
 
+@pytest.mark.parametrize("save", ["preact", "input"])
+def test_a_backward_pass_under_autocast_is_that_of_its_forward_pass(save):
+    weights, _ = block_of(torch.float16)
+    leaves = [t.requires_grad_() for t in (tensor(20, HIDDEN, dtype=torch.float16), *weights)]
+    y = ops.mlp(*leaves, save=save)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(y.sum(), leaves, retain_graph=True)
+    for mine, other in zip(found, torch.autograd.grad(y.sum(), leaves)):
+        assert mine.dtype == torch.float16 and off(mine, other.double()) < 2.0**-9
+
+
 def test_changed_weights_are_seen():
     block = swiglu.nn.MLP(HIDDEN, INTERMEDIATE, dtype=torch.bfloat16)
     x = tensor(32, HIDDEN, dtype=torch.bfloat16)

@@ -113,9 +113,11 @@ class _Block(torch.autograd.Function):
         weights, wanted = (w_gate, w_up, w_down), (want_gate, want_up, want_down)
         if ctx.main_grads is None and not (_door.nothing_in_force() and _door.plain(grad, x, *weights, *again)):
             # A backward pass may be seen by more than its forward pass was.
-            both = again[0] if ctx.keeps else _maps_of(x, w_gate, w_up, *again)
             every = ctx.needs_input_grad[4:]
-            return None, None, None, None, *_by_operators(grad, x, weights, both, ctx.activation, every)
+            # The forward pass was under no autocast.
+            with torch.autocast(x.device.type, enabled=False):
+                both = again[0] if ctx.keeps else _maps_of(x, w_gate, w_up, *again)
+                return None, None, None, None, *_by_operators(grad, x, weights, both, ctx.activation, every)
         if ctx.keeps:
             (kept,) = again
         else:
