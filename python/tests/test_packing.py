@@ -250,6 +250,44 @@ def test_one_main_grad_of_two_weights_is_refused():
     assert refused.value.kind == "unsupported"
 
 
+def test_a_tied_weight_has_the_sum_in_its_main_grad():
+    w, _, w_down = (torch.nn.Parameter(w) for w in block_of(torch.float16)[0])
+    x, dy = tensor(16, HIDDEN, dtype=torch.float16), tensor(16, HIDDEN, dtype=torch.float16, seed=2)
+    for weight in (w, w_down):
+        weight.main_grad = torch.zeros(weight.shape)
+    ops.mlp(x, w, w, w_down, gradient_accumulation_fusion=True).backward(dy)
+    exact = [t.detach().double().requires_grad_() for t in (w, w_down)]
+    composed(x.double(), exact[0], exact[0], exact[1], [None] * 3).backward(dy.double())
+    for weight, true in zip((w, w_down), exact):
+        assert off(weight.main_grad, true.grad) < 2.0**-9
+
+
+def test_a_batch_of_gradients_is_refused_beside_main_grad():
+    for dtype in (torch.float16, torch.float32):
+        block = swiglu.nn.MLP(HIDDEN, INTERMEDIATE, dtype=dtype, gradient_accumulation_fusion=True)
+        for weight in block.parameters():
+            weight.main_grad = torch.zeros(weight.shape)
+        x = tensor(16, HIDDEN, dtype=dtype, grad=True)
+        with pytest.raises(swiglu.SwigluError, match="one at a time") as refused:
+            torch.autograd.grad(block(x), x, torch.ones(3, 16, HIDDEN, dtype=dtype), is_grads_batched=True)
+        assert refused.value.kind == "unsupported"
+
+
+@pytest.mark.parametrize("save", ["preact", "input"])
+def test_weights_may_come_back_in_columns_and_not_in_other_shapes(save):
+    leaves = [t.requires_grad_() for t in (tensor(16, HIDDEN, dtype=torch.float16), *block_of(torch.float16)[0])]
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    expected = torch.autograd.grad(ops.mlp(*leaves, save=save).sum(), leaves)
+    with hooks(lambda t: t.detach().t().contiguous(), lambda t: t.t()):
+        y = ops.mlp(*leaves, save=save)
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(y.sum(), leaves), expected))
+    for other in (lambda t: t.flatten(), lambda t: t[:1], lambda t: t.new_empty(0)):
+        with hooks(lambda t: t, lambda t, other=other: other(t) if t.shape == (HIDDEN, INTERMEDIATE) else t):
+            y = ops.mlp(*leaves, save=save)
+        with pytest.raises((swiglu.SwigluError, swiglu.ShapeError)):
+            y.sum().backward()
+
+
 def test_a_second_derivative_is_refused():
     weights, _ = block_of(torch.float16)
     x = tensor(16, HIDDEN, dtype=torch.float16, grad=True)

@@ -70,6 +70,13 @@ def expect(x: Tensor, parts: Parts, computed: torch.dtype) -> None:
         raise error("unsupported", "main_grad", text)
 
 
+def expect_plain(grad: Tensor) -> None:
+    """Refuses gradients that are no values to add, such as a batch of them."""
+    if not _door.plain(grad.resolve_neg()):
+        text = "with gradient_accumulation_fusion gradients are PyTorch's own tensors, one at a time; leave it away"
+        raise error("unsupported", "main_grad", text)
+
+
 #: Memory of gradients without meaning, which those of one type and device share.
 _dummies: Dict[Tuple[torch.dtype, torch.device], Tensor] = {}
 
@@ -161,6 +168,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         x, weight = ctx.saved_tensors
         _, want_x, want_weight, want_bias = ctx.needs_input_grad
+        expect_plain(grad)
         rows = rows_apart(grad)
         dx = (rows @ weight.to(grad.dtype)).reshape(x.shape) if want_x else None
         dw = add(ctx.what, ctx.weight, rows, rows_apart(x)) if want_weight else None

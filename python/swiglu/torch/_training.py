@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import _native
 from .._activation import activation_named
+from .._errors import error, shape_error
 from .._native import SwigluError
 from . import _check, _door, _kernels, _main_grad, _ops
 from ._formulas import HALVES
@@ -44,6 +45,16 @@ def _like(t: Tensor) -> Tensor:
 def _as_it_is(saved: Any) -> Any:
     """A saved tensor in memory as it reads: what autograd kept may come back as a view that negates."""
     return None if saved is None else saved.resolve_neg()
+
+
+def _weight(what: str, saved: Any) -> Any:
+    """A saved weight in rows: hooks may bring it back in another form."""
+    if saved is None:
+        return None
+    if saved.dim() != 2:
+        raise shape_error(f"saved {what}", "two dimensions, as it was saved", str(list(saved.shape)))
+    t = _as_it_is(saved)
+    return t if t.stride(1) == 1 else t.contiguous()
 
 
 def _lying(t: Tensor) -> Tensor:
@@ -108,10 +119,14 @@ class _Block(torch.autograd.Function):
     @once
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         # Weights are those that autograd kept: they may lie elsewhere than in the forward pass.
-        x, w_gate, w_up, w_down, *again = map(_as_it_is, ctx.saved_tensors)
+        x, *rest = ctx.saved_tensors
+        x, again = _as_it_is(x), [*map(_as_it_is, rest[3:])]
+        w_gate, w_up, w_down = map(_weight, _main_grad.WEIGHTS, rest[:3])
         want_x, want_gate, want_up, want_down, *want_biases = ctx.needs_input_grad[4:]
         weights, wanted = (w_gate, w_up, w_down), (want_gate, want_up, want_down)
-        if ctx.main_grads is None and not (_door.nothing_in_force() and _door.plain(grad, x, *weights, *again)):
+        if ctx.main_grads is not None:
+            _main_grad.expect_plain(grad)
+        elif not (_door.nothing_in_force() and _door.plain(grad, x, *weights, *again)):
             # A backward pass may be seen by more than its forward pass was.
             every = ctx.needs_input_grad[4:]
             # The forward pass was under no autocast.
@@ -122,6 +137,8 @@ class _Block(torch.autograd.Function):
             (kept,) = again
         else:
             arranged: Any = _kernels._arranged((*weights, *again, None), "gate-first")
+            if isinstance(arranged, str):
+                raise error("unsupported", "saved weights", f"{arranged}; they came back in other shapes")
             kept = _forward(x, arranged, ctx.activation, None, True)
         dx = _like(x) if want_x else None
         d_weights: List[Optional[Tensor]]
@@ -165,8 +182,9 @@ def block(x: Tensor, parts: Parts, activation: str, layout: str, fused: bool, ke
         return None
     if x.dim() == 0 or x.shape[-1] == 0:
         return None
-    # On a CPU their gradients are PyTorch's.
-    if x.is_cpu and activation_named(activation).gate in _kernels.CUT_OFF:
+    # On a CPU their gradients are PyTorch's, and one weight in two places has one main_grad, to which maps add in turn.
+    tied = fused and (w_gate is w_up or w_down is w_gate or w_down is w_up)
+    if x.is_cpu and (tied or activation_named(activation).gate in _kernels.CUT_OFF):
         return None
     arranged = _kernels._arranged(parts, layout)
     if isinstance(arranged, str) or w_up is None and layout != "gate-first":
