@@ -216,16 +216,16 @@ def block_backward_gate_up(
     room: Callable[[int], Any],
 ) -> None: ...
 def host_block_forward(
-    act: Activation, x: Any, parts: Tuple[Any, ...], y: Optional[Any], kept: Optional[Any]
+    act: Activation, x: _Tensor, parts: Tuple[Optional[_Tensor], ...], y: Optional[_Tensor], kept: Optional[_Tensor]
 ) -> None: ...
 def host_block_backward(
     act: Activation,
-    x: Any,
-    grad: Any,
-    parts: Tuple[Any, ...],
-    kept: Any,
-    into: Tuple[Optional[Any], ...],
-    biases: Tuple[Optional[Any], ...],
+    x: _Tensor,
+    grad: _Tensor,
+    parts: Tuple[Optional[_Tensor], ...],
+    kept: _Tensor,
+    into: Tuple[Optional[_Tensor], ...],
+    biases: Tuple[Optional[_Tensor], ...],
     add: bool,
 ) -> None: ...
 def weight_gradient(grads: _Tensor, inputs: _Tensor, into: _Tensor, overwrite: bool) -> None: ...

@@ -266,40 +266,21 @@ pub(crate) fn by_table(object: &Bound<'_, PyAny>) -> Option<(Tensor, Memory)> {
 /// A tensor in a CUDA device's memory: described by its library's table, or by a tuple.
 pub(crate) struct There(pub(crate) Tensor);
 
-/// The same in the host's memory.
-pub(crate) struct Here(pub(crate) Tensor);
-
 impl<'py> FromPyObject<'_, 'py> for There {
     type Error = Failure;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> Result<Self, Failure> {
-        described_in(&object, "a CUDA device's memory", |memory| memory != Memory::Host).map(Self)
-    }
-}
-
-impl<'py> FromPyObject<'_, 'py> for Here {
-    type Error = Failure;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> Result<Self, Failure> {
-        described_in(&object, "the host's memory", |memory| memory == Memory::Host).map(Self)
-    }
-}
-
-fn described_in(
-    object: &Bound<'_, PyAny>,
-    place: &str,
-    is_place: impl FnOnce(Memory) -> bool,
-) -> Result<Tensor, Failure> {
-    if object.is_instance_of::<PyTuple>() {
-        return object.extract();
-    }
-    match by_table(object) {
-        Some((tensor, memory)) if is_place(memory) => Ok(tensor),
-        _ => Err(CoreError::Unsupported {
-            what: format!("{} as a tensor in {place}", object.get_type()),
-            why: "PyTorch does not describe it as one of f32, f16 or bf16".into(),
+        if object.is_instance_of::<PyTuple>() {
+            return Ok(Self(object.extract()?));
         }
-        .into()),
+        match by_table(&object) {
+            Some((tensor, Memory::Cuda(_))) => Ok(Self(tensor)),
+            _ => Err(CoreError::Unsupported {
+                what: format!("{} as a tensor in a CUDA device's memory", object.get_type()),
+                why: "PyTorch does not describe it as one of f32, f16 or bf16".into(),
+            }
+            .into()),
+        }
     }
 }
 

@@ -9,15 +9,10 @@ use swiglu::{
 use crate::activation::Activation;
 use crate::block::{split, weights};
 use crate::device;
-use crate::dlpack::Here;
 use crate::error::Failure;
 use crate::gradient::{expect_apart, host_gradient_mut, rows_mut};
 use crate::tensor::Tensor;
 use crate::weights::Weights;
-
-fn of(here: Here) -> Tensor {
-    here.0
-}
 
 /// A block of these weights on PyTorch's threads.
 struct Call {
@@ -26,8 +21,8 @@ struct Call {
 }
 
 impl Call {
-    fn new(act: Activation, parts: [Option<Here>; 6]) -> Result<Self, Failure> {
-        Ok(Self { act, weights: weights(parts.map(|t| t.map(of)))? })
+    fn new(act: Activation, parts: [Option<Tensor>; 6]) -> Result<Self, Failure> {
+        Ok(Self { act, weights: weights(parts)? })
     }
 
     fn with<T: Element>(
@@ -57,12 +52,12 @@ fn cpu() -> swiglu::Result<Cpu> {
 pub(crate) fn host_block_forward(
     py: Python<'_>,
     act: Activation,
-    x: Here,
-    parts: [Option<Here>; 6],
-    y: Option<Here>,
-    kept: Option<Here>,
+    x: Tensor,
+    parts: [Option<Tensor>; 6],
+    y: Option<Tensor>,
+    kept: Option<Tensor>,
 ) -> Result<(), Failure> {
-    let (call, x, y, kept) = (Call::new(act, parts)?, x.0, y.map(of), kept.map(of));
+    let call = Call::new(act, parts)?;
     Ok(py
         .detach(|| with_dtype!(x.dtype, T => forward::<T>(&call, &x, y.as_ref(), kept.as_ref())))?)
 }
@@ -95,17 +90,16 @@ fn forward<T: Element>(
 pub(crate) fn host_block_backward(
     py: Python<'_>,
     act: Activation,
-    x: Here,
-    grad: Here,
-    parts: [Option<Here>; 6],
-    kept: Here,
-    into: [Option<Here>; 4],
-    biases: [Option<Here>; 3],
+    x: Tensor,
+    grad: Tensor,
+    parts: [Option<Tensor>; 6],
+    kept: Tensor,
+    mut into: [Option<Tensor>; 4],
+    mut biases: [Option<Tensor>; 3],
     add: bool,
 ) -> Result<(), Failure> {
     let call = Call::new(act, parts)?;
-    let inputs = [x.0, grad.0, kept.0];
-    let (mut into, mut biases) = (into.map(|t| t.map(of)), biases.map(|t| t.map(of)));
+    let inputs = [x, grad, kept];
     let Weights(gate, up, down, ..) = &call.weights;
     for (i, place) in into.iter().enumerate() {
         let Some(place) = place else { continue };

@@ -33,10 +33,8 @@ impl<'a, T: Element> LentMlp<'a, T> {
     /// [`swiglu_core::Error::Shape`] if the shapes disagree; [`swiglu_core::Error::Unsupported`] for a block with row steps.
     pub fn new(cpu: &'a Cpu, params: MlpParams<'a, T>) -> Result<Self> {
         params.validate()?;
-        params
-            .rows
-            .steps
-            .expect_none("in blocks over weights that stay where they are", "pack it")?;
+        let instead = "make an Mlp, which keeps it packed";
+        params.rows.steps.expect_none("over weights that stay where they are", instead)?;
         Ok(Self { cpu, params })
     }
 
