@@ -15,10 +15,10 @@ def make() -> tuple[protocol.Peer, str]:
     """Imports late: without Liger the peer still answers."""
     import torch
     import torch.nn.functional as F
-    from liger_kernel.ops.mlp import LigerMLPFunction
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction, swiglu_forward
 
     from common import torch_server, torch_support
+    from common.problem import Unsupported
     from common.torch_support import Way, swiglu_only
     from torch_ways.base import EAGER, Request, with_orientation
     from torch_ways.mlp_train import halves, training
@@ -87,7 +87,11 @@ def make() -> tuple[protocol.Peer, str]:
         return training(request, block, (request.data.gate_up(), request.data.down), halves)
 
     def mlp_train_fused(request: Request) -> Way:
-        """Its LigerMLP: gated GEMMs of its own in both passes, and for the gradient of x."""
+        """Its LigerMLP, of 0.8 and later: gated GEMMs of its own in both passes, and for the gradient of x."""
+        try:
+            from liger_kernel.ops.mlp import LigerMLPFunction
+        except ImportError as missing:
+            raise Unsupported(f"liger-kernel {version('liger-kernel')} has no LigerMLP") from missing
         swiglu_only(request.case)
         request = with_orientation(request)
         data = request.data

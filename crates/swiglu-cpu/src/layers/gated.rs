@@ -12,7 +12,7 @@ use super::training::Training;
 use crate::buffer::Buffer;
 use crate::cpu::{CallOptions, Cpu};
 use crate::epilogue::{Gated, Kept, Rows};
-use crate::panels::Panels;
+use crate::panels::{Panels, Part};
 use crate::quant::QuantizedPanels;
 use crate::weights::Weights;
 use crate::workspace::{Tokens, cut, total};
@@ -60,21 +60,11 @@ impl<T: Element> GatedLinear<T> {
     /// # Errors
     /// As [`Self::new`].
     pub fn with_path(cpu: &Cpu, params: &GatedLinearParams<'_, T>, path: Path) -> Result<Self> {
-        Self::within(cpu, params, path, RowSteps::NONE)
+        Self::packed_in(cpu, Buffer::empty(), params, path, RowSteps::NONE)
     }
 
-    /// The layer of a block with these row steps: with a sparse gate all of a row is known before any of it
-    /// is a factor, so it takes the unfused path.
-    pub(super) fn within(
-        cpu: &Cpu,
-        params: &GatedLinearParams<'_, T>,
-        path: Path,
-        steps: RowSteps,
-    ) -> Result<Self> {
-        Self::packed_in(cpu, Buffer::empty(), params, path, steps)
-    }
-
-    /// As [`Self::within`], with the fused weights in this memory if it has the size.
+    /// The layer of a block with these row steps, with the fused weights in this memory if it has the size. With a sparse gate
+    /// all of a row is known before any of it is a factor, so it takes the unfused path.
     pub(super) fn packed_in(
         cpu: &Cpu,
         memory: Buffer,
@@ -87,9 +77,8 @@ impl<T: Element> GatedLinear<T> {
         let w = &params.weights;
         let (order, orientation) = (params.numerics.into(), w.layout().orientation);
         let half = |half, bias| {
-            Linear::new(cpu, w.intermediate(), w.hidden(), order, orientation, bias, &|h| {
-                w.locate(half, h)
-            })
+            let part = Part { inputs: w.hidden(), orientation, locate: &|h| w.locate(half, h) };
+            Linear::of_parts(cpu, Buffer::empty(), (w.intermediate(), order), &[part], bias)
         };
         let kernel = match path {
             Path::Fused => {
@@ -130,7 +119,7 @@ impl<T: Element> GatedLinear<T> {
         Self::quantized_within(cpu, params, RowSteps::NONE)
     }
 
-    /// As [`Self::within`].
+    /// As [`Self::packed_in`].
     pub(super) fn quantized_within(
         cpu: &Cpu,
         params: &QuantizedGatedLinearParams<'_>,

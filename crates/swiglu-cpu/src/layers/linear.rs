@@ -1,6 +1,6 @@
 //! A linear map: the down projection, and a half of the unfused layer.
 
-use swiglu_core::{Element, MatrixMut, MatrixRef, Orientation, QuantizedRef, Result, RowScale};
+use swiglu_core::{Element, MatrixMut, MatrixRef, QuantizedRef, Result, RowScale};
 
 use super::pass::{Shared, linear_map, linear_map_bytes, out_rows};
 use crate::buffer::Buffer;
@@ -57,20 +57,6 @@ pub(crate) struct Linear<T> {
 }
 
 impl<T: Element> Linear<T> {
-    /// Packs the weights of `outputs` features; `locate` gives the tensor and the index of each.
-    pub(crate) fn new<'a>(
-        cpu: &Cpu,
-        outputs: usize,
-        inputs: usize,
-        order: Order,
-        orientation: Orientation,
-        bias: Option<&[f32]>,
-        locate: &(dyn Fn(usize) -> (MatrixRef<'a, T>, usize) + Sync),
-    ) -> Result<Self> {
-        let part = Part { inputs, orientation, locate };
-        Self::of_parts(cpu, Buffer::empty(), (outputs, order), &[part], bias)
-    }
-
     /// Packs the weights of `outputs` features, whose inputs come in parts, into this memory if it has the size.
     pub(crate) fn of_parts(
         cpu: &Cpu,

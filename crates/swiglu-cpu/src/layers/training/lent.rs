@@ -10,9 +10,8 @@ use super::super::linear::Stored;
 use super::super::mlp::Mlp;
 use super::super::pass::out_rows;
 use super::backward::{Backward, Down};
-use super::{MlpTraining, clear, dx_of, expect_shape, wants_inner};
+use super::{MlpTraining, begin, clear, dx_of, expect_shape, wants_inner};
 use crate::buffer::Buffer;
-use crate::columns::sum_columns;
 use crate::cpu::{CallOptions, Cpu};
 use crate::epilogue::{Kept, Rows};
 use crate::panels::Panels;
@@ -134,13 +133,10 @@ impl<'a, T: Element> LentMlp<'a, T> {
         let cpu = &*self.cpu.for_call(options)?;
         let dy = dy.to_rows()?;
         let dy = dy.view()?;
-        if let Some(bias) = &mut into.down_bias {
-            sum_columns(cpu, dy, bias, into.accumulate);
-        }
-        let inner = wants_inner(&into);
-        if !inner && into.down.is_none() {
+        if !begin(cpu, dy, &mut into) {
             return Ok(());
         }
+        let inner = wants_inner(&into);
         let mut dh = match inner {
             true => Some(MlpTraining::new(cpu, self.room(h, k)?, &self.params)?.dh),
             false => None,

@@ -10,9 +10,8 @@ use super::super::mlp::{Mlp, down_of};
 use super::super::pass::out_rows;
 use super::backward::{Backward, Down};
 use super::saved::{Saved, halves};
-use super::{MlpTraining, Training, clear, expect_shape, trained, wants_inner};
+use super::{MlpTraining, Training, begin, clear, expect_shape, trained};
 use crate::buffer::Buffer;
-use crate::columns::sum_columns;
 use crate::cpu::{CallOptions, Cpu};
 
 impl<T: Element> Mlp<T> {
@@ -163,10 +162,7 @@ impl<T: Element> Mlp<T> {
         let cpu = &*self.gated.cpu.for_call(options)?;
         let dy = dy.to_rows()?;
         let dy = dy.view()?;
-        if let Some(bias) = &mut into.down_bias {
-            sum_columns(cpu, dy, bias, into.accumulate);
-        }
-        if !wants_inner(&into) && into.down.is_none() {
+        if !begin(cpu, dy, &mut into) {
             return Ok(());
         }
         self.gated.with_gate_up(cpu, saved, |x, mut gate_up| {

@@ -22,6 +22,7 @@ use swiglu_core::{
 
 use super::linear::Linear;
 use crate::buffer::Buffer;
+use crate::columns::sum_columns;
 use crate::cpu::Cpu;
 use crate::panels::Part;
 pub use lent::LentMlp;
@@ -174,6 +175,18 @@ pub(super) fn wants_inner<T>(into: &GradientsMut<'_, T>) -> bool {
         || into.up.is_some()
         || into.gate_bias.is_some()
         || into.up_bias.is_some()
+}
+
+/// Sums the gradient of a block's down bias, where that is wanted; whether anything else is.
+pub(super) fn begin<T: Element>(
+    cpu: &Cpu,
+    dy: MatrixRef<'_, T>,
+    into: &mut GradientsMut<'_, T>,
+) -> bool {
+    if let Some(bias) = &mut into.down_bias {
+        sum_columns(cpu, dy, bias, into.accumulate);
+    }
+    wants_inner(into) || into.down.is_some()
 }
 
 /// The gradients of no tokens: zeros, or what is there.
