@@ -10,7 +10,7 @@ import swiglu
 import swiglu.nn
 import swiglu.torch as ops
 from swiglu.torch import _kernels
-from test_ops import tensor
+from test_ops import Here, tensor
 
 HIDDEN, INTERMEDIATE = 40, 72
 F = torch.nn.functional
@@ -19,7 +19,8 @@ HALVES = [torch.float16, torch.bfloat16]
 
 @pytest.fixture(autouse=True)
 def packing(monkeypatch):
-    """Whatever instructions this CPU has."""
+    """Whatever instructions this CPU has, and whether or not there is a CUDA device."""
+    monkeypatch.setattr(Here, "device", "cpu")
     monkeypatch.setattr(_kernels, "PACKED_IN_CALLS", frozenset(HALVES))
 
 
