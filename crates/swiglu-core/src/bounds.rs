@@ -30,7 +30,7 @@ mod rows;
 
 pub use backward::{
     GradientReference, Gradients, activation_backward, gated_linear_backward, mlp_backward,
-    mlp_input_gradient, mlp_weight_gradients,
+    mlp_input_gradient, mlp_weight_gradients, scaled_mlp_backward,
 };
 pub use judgement::{Judgement, Lost, Overflow, relative_frobenius};
 pub use quantized::{

@@ -11,6 +11,7 @@ use crate::error::{Error, Result, expect_len};
 use crate::layout::Orientation;
 use crate::matrix::{Matrix, MatrixMut};
 use crate::problem::{Accumulate, Op, Problem};
+use crate::scale::RowScale;
 use crate::setters;
 
 /// What a forward pass keeps of gate and up for the backward pass. x is borrowed, not kept.
@@ -195,7 +196,7 @@ impl<T: Element> Gradients<T> {
             gate_bias: self.gate_bias.as_deref_mut(),
             up_bias: self.up_bias.as_deref_mut(),
             down_bias: self.down_bias.as_deref_mut(),
-            accumulate: Accumulate::Overwrite,
+            ..GradientsMut::default()
         }
     }
 }
@@ -250,6 +251,11 @@ pub struct GradientsMut<'a, T> {
     pub up_bias: Option<&'a mut [f32]>,
     /// ∂L/∂bd, K values.
     pub down_bias: Option<&'a mut [f32]>,
+    /// What each row of a block's result was multiplied with before the gradient that is given, which is that of
+    /// scale ⊙ y: as a router weighs the tokens of an expert. All gradients are then those through the product.
+    pub scaled_by: RowScale<'a>,
+    /// ∂L/∂scale of each row, M values, of a block: always overwritten. y need not be kept for it.
+    pub row_scale: Option<&'a mut [f32]>,
     /// Whether gradients of weights and biases replace what is there or are added to it.
     pub accumulate: Accumulate,
 }
@@ -264,8 +270,25 @@ impl<T> Default for GradientsMut<'_, T> {
             gate_bias: None,
             up_bias: None,
             down_bias: None,
+            scaled_by: RowScale::None,
+            row_scale: None,
             accumulate: Accumulate::Overwrite,
         }
+    }
+}
+
+/// Refuses factors of rows, and places for their gradients, where there is no down projection.
+///
+/// # Errors
+/// [`Error::Unsupported`].
+pub fn expect_unscaled(scaled: bool) -> Result<()> {
+    match scaled {
+        false => Ok(()),
+        true => Err(Error::Unsupported {
+            what: "a row scale in the backward pass of a gated linear layer".into(),
+            why: "factors are of the rows of a block's result; multiply the gradient of h by them"
+                .into(),
+        }),
     }
 }
 
@@ -291,6 +314,10 @@ impl<'a, T: Element> GradientsMut<'a, T> {
         with_up_bias(up_bias: &'a mut [f32], Some(up_bias));
         /// A place for ∂L/∂bd.
         with_down_bias(down_bias: &'a mut [f32], Some(down_bias));
+        /// The factors of a block's rows.
+        with_scaled_by(scaled_by: RowScale<'a>);
+        /// A place for the gradient of each row's factor.
+        with_row_scale(row_scale: &'a mut [f32], Some(row_scale));
         /// Adds to what is there, or replaces it.
         with_accumulate(accumulate: Accumulate);
     }
@@ -320,6 +347,11 @@ impl<'a, T: Element> GradientsMut<'a, T> {
         if self.down_bias.is_some() && down.is_none() {
             return Err(none());
         }
+        if down.is_none() {
+            expect_unscaled(self.scaled_by != RowScale::None || self.row_scale.is_some())?;
+        }
+        self.scaled_by.validate(m)?;
+        expect_len("d_row_scale", self.row_scale.as_deref(), m)?;
         let biases = [
             ("db_gate", &self.gate_bias, intermediate),
             ("db_up", &self.up_bias, intermediate),
@@ -376,5 +408,15 @@ mod tests {
         let places = GradientsMut::<f32>::default().with_down(&mut down);
         let error = places.validate(3, &shapes(Op::GatedLinear)).unwrap_err().to_string();
         assert!(error.contains("no down projection"), "{error}");
+        let scaled = |by| GradientsMut::<f32>::default().with_scaled_by(by);
+        let factors = [1.0; 2];
+        let error = scaled(RowScale::Rows(&factors)).validate(3, &shapes(Op::Mlp));
+        assert!(error.unwrap_err().to_string().starts_with("row scale: expected [3]"));
+        let error = scaled(RowScale::Factor(2.0)).validate(3, &shapes(Op::GatedLinear));
+        assert!(error.unwrap_err().to_string().contains("a gated linear layer"));
+        let mut short = [0.0f32; 2];
+        let places = GradientsMut::<f32>::default().with_row_scale(&mut short);
+        let error = places.validate(3, &shapes(Op::Mlp)).unwrap_err().to_string();
+        assert!(error.starts_with("d_row_scale: expected [3]"), "{error}");
     }
 }

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use swiglu_core::{Accumulate, DType, Element, F32Lanes, MatrixRef};
+use swiglu_core::{Accumulate, DType, Element, F32Lanes, MatrixRef, RowScale};
 
 use crate::compiled;
 use crate::cpu::Cpu;
-use crate::epilogue::Rows;
+use crate::epilogue::{Factors, Rows};
 use crate::panels::SendPtr;
 use crate::simd::{Kernel, Simd};
 use crate::team::Step;
@@ -14,10 +14,10 @@ use crate::team::Step;
 /// Columns of a unit of work: of eight vectors of the widest façade.
 const SEGMENT: usize = 128;
 
-/// Writes the sum of each column to `out`, or adds it; each is one accumulator over the rows in order.
+/// Writes the sum of each column to `out`, or adds it; each is one accumulator over the rows in order, times their factors.
 pub(crate) fn sum_columns<T: Element>(
     cpu: &Cpu,
-    m: MatrixRef<'_, T>,
+    (m, scale): (MatrixRef<'_, T>, RowScale<'_>),
     out: &mut [f32],
     accumulate: Accumulate,
 ) {
@@ -31,7 +31,11 @@ pub(crate) fn sum_columns<T: Element>(
         let add = accumulate == Accumulate::Add;
         // SAFETY: the instruction set was checked when the device was made; segments are disjoint columns, of which `out`
         // has one value each.
-        unsafe { compiled::column_sums(cpu.isa(), ColumnSums { rows, count, out, add, segments }) }
+        unsafe {
+            let scale = (scale != RowScale::None).then(|| Factors::of(scale));
+            let sums = ColumnSums { rows, count, scale, out, add, segments };
+            compiled::column_sums(cpu.isa(), sums);
+        }
     };
     let bytes = (count * cols * size_of::<T>()) as f64;
     cpu.run_work((0.0, bytes), &[Step { units: cols.div_ceil(SEGMENT), run: &run }]);
@@ -42,6 +46,7 @@ pub(crate) struct ColumnSums<T> {
     /// Read only.
     rows: Rows<T>,
     count: usize,
+    scale: Option<Factors>,
     out: Rows<f32>,
     add: bool,
     segments: Range<usize>,
@@ -59,8 +64,10 @@ impl<T: Element> Kernel for ColumnSums<T> {
             // SAFETY: the rows are valid, and columns past the last are neither read nor written.
             unsafe {
                 for r in 0..self.count {
+                    let factor = self.scale.map(|scale| S::V::splat(scale.of_row(r)));
                     for (v, sum) in sums.iter_mut().enumerate() {
-                        *sum = sum.add(self.rows.read::<S>(r, first + v * S::LANES));
+                        let value = self.rows.read::<S>(r, first + v * S::LANES);
+                        *sum = sum.add(factor.map_or(value, |factor| value.mul(factor)));
                     }
                 }
                 for (v, sum) in sums.into_iter().enumerate() {

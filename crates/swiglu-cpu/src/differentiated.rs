@@ -2,14 +2,15 @@
 //!
 //! It takes gate and up from memory, as values of T. ∂L/∂gate and ∂L/∂up go elsewhere; in a layer's backward pass they replace
 //! gate and up, which nothing reads afterwards but the products that want the gradients. h is computed again beside them, since
-//! the gradient of Wd needs it and the exponential is there.
+//! the gradient of Wd needs it and the exponential is there. Where each row of the result was multiplied with a factor, dh and
+//! h are, and the gradient of a row's factor is its sum of h·dh before that.
 
 use std::ops::Range;
 
-use swiglu_core::{Activation, Element, Numerics, Rounding};
+use swiglu_core::{Activation, Element, F32Lanes, Numerics, Rounding};
 
 use crate::compiled;
-use crate::epilogue::{Epilogue, Rows};
+use crate::epilogue::{Epilogue, Factors, Rows};
 use crate::isa::Isa;
 use crate::simd::{self, Math, MathKernel, Simd};
 
@@ -26,6 +27,10 @@ pub(crate) struct Differentiated<T> {
     /// Where the gradients go: to gate and up, or apart from them.
     pub(crate) into: [Rows<T>; 2],
     pub(crate) h: Option<Rows<T>>,
+    /// The factors of the rows, where they have some.
+    pub(crate) scale: Option<Factors>,
+    /// Where the sums of h·dh go: a column for each panel, or one for whole rows.
+    pub(crate) dots: Option<Rows<f32>>,
 }
 
 impl<T: Element> Differentiated<T> {
@@ -33,10 +38,11 @@ impl<T: Element> Differentiated<T> {
     pub(crate) fn from(self, r: usize) -> Self {
         let h = self.h.map(|h| h.from(r));
         let into = self.into.map(|rows| rows.from(r));
-        Self { gate: self.gate.from(r), up: self.up.from(r), into, h, ..self }
+        let (scale, dots) = (self.scale.map(|s| s.from(r)), self.dots.map(|dots| dots.from(r)));
+        Self { gate: self.gate.from(r), up: self.up.from(r), into, h, scale, dots, ..self }
     }
 
-    /// A vector of row `r` from column `col` on; without dh h alone.
+    /// A vector of row `r` from column `col` on; without dh h alone. Returns h·dh, zeros behind the last column.
     ///
     /// # Safety
     /// The rows are valid.
@@ -46,19 +52,47 @@ impl<T: Element> Differentiated<T> {
         math: M,
         (r, col): (usize, usize),
         dh: Option<S::V>,
-    ) {
+    ) -> S::V {
+        let mut products = S::V::splat(0.0);
         // SAFETY: the caller's.
         unsafe {
+            let factor = self.scale.map(|scale| S::V::splat(scale.of_row(r)));
+            let scaled = |v: S::V| factor.map_or(v, |factor| v.mul(factor));
             let (gate, up) = (self.gate.read::<S>(r, col), self.up.read::<S>(r, col));
-            if let Some(h) = self.h {
-                h.write::<S>(r, col, math.gated(gate, up));
+            if self.h.is_some() || self.dots.is_some() {
+                let value = math.gated(gate, up);
+                if let Some(h) = self.h {
+                    h.write::<S>(r, col, scaled(value));
+                }
+                if let (Some(dh), Some(_)) = (dh, self.dots) {
+                    products = first_lanes::<S>(value.mul(dh), self.gate.cols.saturating_sub(col));
+                }
             }
             if let Some(dh) = dh {
-                let [dgate, dup] = math.backward(gate, up, dh);
+                let [dgate, dup] = math.backward(gate, up, scaled(dh));
                 self.into[0].write::<S>(r, col, dgate);
                 self.into[1].write::<S>(r, col, dup);
             }
         }
+        products
+    }
+}
+
+/// The first lanes of a vector, and zeros.
+///
+/// # Safety
+/// The façade's instructions are available.
+#[inline(always)]
+unsafe fn first_lanes<S: Simd>(v: S::V, count: usize) -> S::V {
+    if count >= S::LANES {
+        return v;
+    }
+    let mut lanes = [0.0f32; 64];
+    // SAFETY: as the caller promises; no façade has more lanes.
+    unsafe {
+        S::store::<f32>(lanes.as_mut_ptr(), v);
+        lanes[count..].fill(0.0);
+        S::load_f32(lanes.as_ptr())
     }
 }
 
@@ -104,7 +138,9 @@ impl<T: Element> MathKernel for DifferentiatedRows<T> {
     unsafe fn run<S: Simd, M: Math<S>>(&self, math: M) {
         let &DifferentiatedRows { of, dh, ref rows, ref cols } = self;
         let rounds = of.numerics.rounding != Rounding::Fused;
+        let panel = cols.start / (2 * S::LANES);
         for r in rows.clone() {
+            let mut dot = S::V::splat(0.0);
             for col in cols.clone().step_by(S::LANES) {
                 // SAFETY: whoever runs the kernel vouches for the rows and the sums.
                 unsafe {
@@ -116,7 +152,15 @@ impl<T: Element> MathKernel for DifferentiatedRows<T> {
                             Some(if rounds { T::round_lanes(sum) } else { sum })
                         }
                     };
-                    of.vector::<S, M>(math, (r, col), dh);
+                    dot = dot.add(of.vector::<S, M>(math, (r, col), dh));
+                }
+            }
+            if let Some(dots) = of.dots {
+                let mut lanes = [0.0f32; 64];
+                // SAFETY: as above; the row has a place for each panel, and no façade has more lanes.
+                unsafe {
+                    S::store::<f32>(lanes.as_mut_ptr(), dot);
+                    *dots.first.add(r * dots.stride + panel) = lanes[..S::LANES].iter().sum();
                 }
             }
         }

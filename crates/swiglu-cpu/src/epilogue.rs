@@ -1,6 +1,8 @@
 //! What happens to the sums of a panel: bias, rounding, activation, and the store.
 
-use swiglu_core::{Activation, DType, Element, F32Lanes, MatrixMut, Numerics, Result, Rounding};
+use swiglu_core::{
+    Activation, DType, Element, F32Lanes, MatrixMut, Numerics, Result, Rounding, RowScale,
+};
 
 use crate::compiled;
 use crate::isa::Isa;
@@ -219,7 +221,15 @@ pub(crate) enum Factors {
 }
 
 impl Factors {
-    fn from(self, row: usize) -> Self {
+    /// Those of all rows; the pointer is as good as the borrow was.
+    pub(crate) fn of(scale: RowScale<'_>) -> Self {
+        match scale {
+            RowScale::Rows(factors) => Factors::Each(factors.as_ptr()),
+            one => Factors::Same(one.of_row(0)),
+        }
+    }
+
+    pub(crate) fn from(self, row: usize) -> Self {
         match self {
             Factors::Same(factor) => Factors::Same(factor),
             Factors::Each(first) => Factors::Each(first.wrapping_add(row)),
@@ -229,7 +239,7 @@ impl Factors {
     /// # Safety
     /// There is a factor of the row.
     #[inline(always)]
-    unsafe fn of_row(self, row: usize) -> f32 {
+    pub(crate) unsafe fn of_row(self, row: usize) -> f32 {
         match self {
             Factors::Same(factor) => factor,
             // SAFETY: the caller's.

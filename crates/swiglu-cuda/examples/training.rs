@@ -1,5 +1,5 @@
 //! Device time of training a block, in turns in one run: the forward pass that saves, the gradients of gate and up, the
-//! whole backward pass, fused and unfused, beside the six products of cuBLASLt alone: gate and up, down, dh, dx, dWg and
+//! whole backward pass, fused and unfused, and both through factors of the rows with the gradients of these, beside the six products of cuBLASLt alone: gate and up, down, dh, dx, dWg and
 //! dWu, dWd.
 //!
 //! `cargo run --release -p swiglu-cuda --example training`, or with `-- portable` by the kernels of every architecture, which
@@ -28,7 +28,7 @@ const SHAPES: [[usize; 3]; 6] = [
     [512, 4096, 14336],
 ];
 const ROUNDS: usize = 15;
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 10] = [
     "h",
     "h, saving",
     "forward",
@@ -37,6 +37,8 @@ const NAMES: [&str; 8] = [
     "gate and up, unfused",
     "backward",
     "backward, unfused",
+    "gate and up, scaled",
+    "backward, scaled",
 ];
 
 /// Microseconds of device time of a call, over enough of them that the host is ahead.
@@ -84,6 +86,9 @@ fn main() -> Result<()> {
         let (mut y, mut h_out) = (new(m, k)?, new(m, h)?);
         let mut kept = new(m, 2 * h)?;
         let (mut dx, mut gate_up, mut dw_down) = (new(m, k)?, new(2 * h, k)?, new(k, h)?);
+        let factors = random::normal_matrix::<f32>(6, 1, m, 1.0)?;
+        let factors = DeviceMatrix::from_host(&stream, factors.view())?;
+        let mut of_factors = DeviceMatrix::<f32>::new(&stream, 1, m)?;
         let mut us = NAMES.map(|_| Vec::new());
         let (out_in, in_out) = (Orientation::OutIn, Orientation::InOut);
         let product = |shape, transposed, orientation| {
@@ -112,19 +117,21 @@ fn main() -> Result<()> {
             }
             let mut pass = |which: usize| {
                 let kept = <[_; 2]>::from(kept.view_mut().split_cols(h)?);
-                let layer = if which % 2 == 1 { &unfused } else { &fused };
+                let layer = if which < 8 && which % 2 == 1 { &unfused } else { &fused };
+                let mut into = DeviceGradientsMut::default();
+                if which >= 8 {
+                    into =
+                        into.with_scaled_by(factors.view()).with_row_scale(of_factors.view_mut());
+                }
                 match which {
                     0 => gated.forward(&stream, x.view(), h_out.view_mut()),
                     1 => gated.forward_saving(&stream, x.view(), h_out.view_mut(), kept),
                     2 => fused.forward(&stream, x.view(), y.view_mut()),
                     3 => fused.forward_saving(&stream, x.view(), y.view_mut(), kept),
-                    4 | 5 => {
-                        let into = DeviceGradientsMut::default();
-                        layer.backward(&stream, x.view(), dy.view(), kept, into, None)
-                    }
+                    4 | 5 | 8 => layer.backward(&stream, x.view(), dy.view(), kept, into, None),
                     _ => {
                         let (gate_w, up_w) = gate_up.view_mut().split_rows(h)?;
-                        let into = DeviceGradientsMut::default()
+                        let into = into
                             .with_dx(dx.view_mut())
                             .with_gate(gate_w)
                             .with_up(up_w)
@@ -153,11 +160,13 @@ fn main() -> Result<()> {
             println!("  {name:<22} {us:9.1}");
         }
         println!(
-            "  saving / not {:.3}; gate and up / product {:.3}; unfused / fused {:.3}; both passes / six products {:.3}",
+            "  saving / not {:.3}; gate and up / product {:.3}; unfused / fused {:.3}; both passes / six products {:.3}; scaled / not {:.3}, {:.3}",
             us[1] / us[0],
             us[4] / products[2],
             us[7] / us[6],
             (us[3] + us[6]) / six,
+            us[8] / us[4],
+            us[9] / us[6],
         );
     }
     Ok(())

@@ -10,6 +10,7 @@ mod device;
 mod floors;
 mod invariance;
 mod lent;
+mod row_scale;
 mod skinny_block;
 mod streams;
 mod torch_eager;

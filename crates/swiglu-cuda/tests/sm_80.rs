@@ -118,7 +118,8 @@ fn every_policy_differentiates_in_the_epilogue() {
                     ..Case::new(Op::Mlp, shape, dtype)
                 };
                 let (dy, accumulate) = (Lie::Rows, Accumulate::Overwrite);
-                cases.push(GradientCase { layer, policy, dy, in_f32: j == 1, accumulate });
+                let (in_f32, scaled) = (j == 1, i % 2 == 0);
+                cases.push(GradientCase { layer, policy, dy, in_f32, accumulate, scaled });
             }
         }
     }

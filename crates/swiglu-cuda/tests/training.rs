@@ -76,6 +76,7 @@ fn edges_of_tiles_and_slabs() {
                     dy,
                     in_f32: n.is_multiple_of(2),
                     accumulate,
+                    scaled: n % 3 == 1,
                 });
             }
         }

@@ -318,7 +318,8 @@ impl<K: Kind> Layer<K> {
         Ok(gradients)
     }
 
-    /// Writes the gradients that have a place, or adds them to what is there, within the limits of one call.
+    /// Writes the gradients that have a place, or adds them to what is there, within the limits of one call; of a block also
+    /// through factors of its rows ([`GradientsMut::scaled_by`]), and those of the factors.
     ///
     /// # Errors
     /// [`CoreError::Shape`] if a shape disagrees; [`CoreError::DType`] if `T` is not [`Self::dtype`];

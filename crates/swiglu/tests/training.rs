@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 use swiglu::{
-    Activation, CpuOptions, DType, Device, ErrorKind, GateUpWeights, GatedLinear,
-    GatedLinearParams, Matrix, Mlp, MlpParams, Op, Orientation, Pass, Path, Problem, SavePolicy,
-    StridedRef, Wanted, bf16,
+    Activation, CallOptions, CpuOptions, DType, Device, ErrorKind, GateUpWeights, GatedLinear,
+    GatedLinearParams, GradientsMut, Matrix, Mlp, MlpParams, Op, Orientation, Pass, Path, Problem,
+    RowScale, SavePolicy, StridedRef, Wanted, bf16,
 };
 use swiglu_core::bounds;
 
@@ -67,6 +67,39 @@ fn gradients_are_within_bounds_and_follow_updates() {
     assert!(before.forward(&x).unwrap() != mlp.forward(&x).unwrap());
     let layer = Mlp::from_params(&device(), &old.params()).unwrap();
     assert!(before.forward(&x).unwrap() == layer.forward(&x).unwrap());
+}
+
+/// An expert's output is weighed by a router: the gradients of scale ⊙ y, and of the weights, which y need not be kept for.
+#[test]
+fn factors_of_rows_and_their_gradients() {
+    let x = swiglu_core::random::normal_matrix::<f32>(9, 6, 24, 1.0).unwrap();
+    let dy = swiglu_core::random::normal_matrix::<f32>(3, 6, 24, 1.0).unwrap();
+    let weights = Weights::new(1);
+    let params = weights.params();
+    let factors = [0.5, 0.0, -1.5, 0.25, 3.0, 0.1];
+    let mlp = Mlp::for_training(&device(), &params, SavePolicy::Save).unwrap();
+    let (_, saved) = mlp.forward_train(&x).unwrap();
+    let (mut dx, mut of_factors) = (Matrix::<f32>::zeros(6, 24).unwrap(), [f32::NAN; 6]);
+    let into = GradientsMut::default()
+        .with_dx(&mut dx)
+        .with_scaled_by(RowScale::Rows(&factors))
+        .with_row_scale(&mut of_factors);
+    mlp.backward_into(saved, &dy, into, &CallOptions::default()).unwrap();
+    let given = (dy.view(), RowScale::Rows(&factors));
+    let bounds = bounds::scaled_mlp_backward(x.view(), &params, given, DType::F32, 0.0).unwrap();
+    assert!(bounds.dx.judge(dx.view()).unwrap().passed());
+    let of_factors = Matrix::from_vec(of_factors.to_vec(), 1, 6).unwrap();
+    assert!(bounds.row_scale.unwrap().judge(of_factors.view()).unwrap().passed());
+    // Of another number of rows, and of a layer whose result is h.
+    let (_, saved) = mlp.forward_train(&x).unwrap();
+    let into = GradientsMut::<f32>::default().with_scaled_by(RowScale::Rows(&factors[1..]));
+    let error = mlp.backward_into(saved, &dy, into, &CallOptions::default()).unwrap_err();
+    assert_eq!(error.to_string(), "row scale: expected [6], given [5]");
+    let gated = GatedLinear::for_training(&device(), &params.gated, SavePolicy::Save).unwrap();
+    let (h, saved) = gated.forward_train(&x).unwrap();
+    let into = GradientsMut::<f32>::default().with_scaled_by(RowScale::Factor(2.0));
+    let error = gated.backward_into(saved, &h, into, &CallOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("multiply the gradient of h"), "{error}");
 }
 
 /// Also where the layer is made anew, because a clone still has what was packed.

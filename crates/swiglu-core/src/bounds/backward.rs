@@ -22,6 +22,7 @@ use crate::numerics::{Numerics, Rounding};
 use crate::oracle::{self, Chain, Product, across_tokens, dot, to_f64, transposed};
 use crate::problem::{GatedLinearParams, MlpParams};
 use crate::rows::RowParams;
+use crate::scale::RowScale;
 
 /// References of the gradients of gate and up, `[M, H]` each, from ∂L/∂h.
 ///
@@ -158,6 +159,8 @@ pub struct Gradients {
     pub up_bias: GradientReference,
     /// ∂L/∂bd, `[1, K]`, of a block, stored as `f32`.
     pub down_bias: Option<GradientReference>,
+    /// ∂L/∂s of the rows' factors, `[1, M]`, of a block, stored as `f32`.
+    pub row_scale: Option<GradientReference>,
 }
 
 impl Reference {
@@ -193,6 +196,26 @@ impl Off {
     fn exact(value: Matrix<f64>) -> Result<Self> {
         let bound = Matrix::zeros(value.rows(), value.cols())?;
         Ok(Self { value, bound })
+    }
+
+    /// Each row times its factor, in `f32`, and rounded to a type where it is stored as that.
+    fn by_rows(&self, scale: RowScale<'_>, stored: Option<DType>) -> Result<Self> {
+        let cols = self.value.cols();
+        let at = |i: usize| (f64::from(scale.of_row(i / cols)), self.value.as_slice()[i]);
+        let value = (0..self.value.as_slice().len()).map(|i| at(i).0 * at(i).1);
+        let bound = self.bound.as_slice().iter().enumerate().map(|(i, off)| {
+            let ((factor, value), off) = (at(i), *off);
+            if scale == RowScale::None {
+                return off;
+            }
+            let size = (factor * value).abs();
+            let off = scaled(off, factor.abs());
+            let off = off + rounding(DType::F32, size + off);
+            off + stored.map_or(0.0, |dtype| rounding(dtype, size + off))
+        });
+        let rows = self.value.rows();
+        let value = Matrix::from_values(value, rows, cols)?;
+        Ok(Self { value, bound: Matrix::from_values(bound, rows, cols)? })
     }
 
     /// The largest magnitudes.
@@ -292,12 +315,27 @@ pub fn mlp_backward<T: Element>(
     stored: DType,
     roundoff: f64,
 ) -> Result<Gradients> {
-    let inner = through_down(x, params, dy, stored, roundoff)?;
-    let (eager_dy, dy) = (copied(dy)?, Off::exact(to_f64(dy)?)?);
+    scaled_mlp_backward(x, params, (dy, RowScale::None), stored, roundoff)
+}
+
+/// References of the gradients of scale ⊙ y, from the gradient of that: each row of a block's result times its factor.
+///
+/// # Errors
+/// As [`oracle::mlp_backward`]; [`crate::Error::Shape`] for another number of factors than there are rows.
+pub fn scaled_mlp_backward<T: Element>(
+    x: MatrixRef<'_, T>,
+    params: &MlpParams<'_, T>,
+    dy: (MatrixRef<'_, T>, RowScale<'_>),
+    stored: DType,
+    roundoff: f64,
+) -> Result<Gradients> {
+    let block = Block::of(x, params, dy, stored, roundoff)?;
+    let how = block.inner.how;
     Ok(Gradients {
-        down: Some(inner.down(&dy, &eager_dy)?),
-        down_bias: Some(inner.how.column_sums(&dy, &eager_dy)?),
-        ..inner.gradients()?
+        down: Some(block.down()?),
+        down_bias: Some(how.column_sums(&block.dy.by_rows(dy.1, None)?, &block.eager_dy)?),
+        row_scale: Some(block.row_scale(params, dy.0)?),
+        ..block.inner.gradients()?
     })
 }
 
@@ -311,7 +349,7 @@ pub fn mlp_input_gradient<T: Element>(
     dy: MatrixRef<'_, T>,
     roundoff: f64,
 ) -> Result<GradientReference> {
-    through_down(x, params, dy, T::DTYPE, roundoff)?.dx()
+    Block::of(x, params, (dy, RowScale::None), T::DTYPE, roundoff)?.inner.dx()
 }
 
 /// References of ∂L/∂Wg, ∂L/∂Wu and ∂L/∂Wd of a block by themselves: those of an intermediate feature depend on no other, so
@@ -326,9 +364,8 @@ pub fn mlp_weight_gradients<T: Element>(
     stored: DType,
     roundoff: f64,
 ) -> Result<[GradientReference; 3]> {
-    let inner = through_down(x, params, dy, stored, roundoff)?;
-    let (eager_dy, dy) = (copied(dy)?, Off::exact(to_f64(dy)?)?);
-    Ok([inner.gate()?, inner.up()?, inner.down(&dy, &eager_dy)?])
+    let block = Block::of(x, params, (dy, RowScale::None), stored, roundoff)?;
+    Ok([block.inner.gate()?, block.inner.up()?, block.down()?])
 }
 
 fn how<T: Element>(params: &GatedLinearParams<'_, T>, stored: DType, roundoff: f64) -> As {
@@ -340,27 +377,101 @@ fn copied<T: Element>(m: MatrixRef<'_, T>) -> Result<Matrix<T>> {
     Matrix::from_values((0..m.rows()).flat_map(|i| m.row(i)).copied(), m.rows(), m.cols())
 }
 
-/// What the gradients of a block follow from behind its down projection.
-fn through_down<'a, T: Element>(
-    x: MatrixRef<'_, T>,
-    params: &MlpParams<'a, T>,
-    dy: MatrixRef<'_, T>,
-    stored: DType,
-    roundoff: f64,
-) -> Result<Inner<'a, T>> {
-    params.validate()?;
-    params.rows.steps.expect_none("in bounds of gradients", "take the gradients of its parts")?;
-    let (k, h) = (params.gated.weights.hidden(), params.gated.weights.intermediate());
-    dy.expect_shape("dy", [x.rows(), k])?;
-    let dh = oracle::down_transposed(params, &to_f64(dy)?)?;
-    let rounds = (params.gated.numerics.rounding != Rounding::Fused).then_some(T::DTYPE);
-    let error = |magnitude: &f64| linear_error(*magnitude, sum_error(k, roundoff), rounds);
-    let [m, _] = dh.value.shape();
-    let bound = Matrix::from_values(dh.magnitude.as_slice().iter().map(error), m, h)?;
-    let down = |j, to: &mut [f64]| params.widen_down_from(j, to);
-    let eager_dh = eager_linear(dy, h, None, roundoff, &down)?;
-    let dh = Off { value: dh.value, bound };
-    Inner::of(x, &params.gated, &dh, &eager_dh, how::<T>(&params.gated, stored, roundoff))
+/// What the gradients of a block follow from.
+struct Block<'a, T> {
+    /// Behind the down projection and the factors of the rows.
+    inner: Inner<'a, T>,
+    dy: Off,
+    /// The baseline's, times the factors.
+    eager_dy: Matrix<T>,
+    /// ∂L/∂h where all factors are 1.
+    dh: Off,
+    /// h times the factors.
+    scaled_h: Off,
+}
+
+impl<'a, T: Element> Block<'a, T> {
+    fn of(
+        x: MatrixRef<'_, T>,
+        params: &MlpParams<'a, T>,
+        (dy, scale): (MatrixRef<'_, T>, RowScale<'_>),
+        stored: DType,
+        roundoff: f64,
+    ) -> Result<Self> {
+        params.validate()?;
+        let instead = "take the gradients of its parts";
+        params.rows.steps.expect_none("in bounds of gradients", instead)?;
+        let (k, h) = (params.gated.weights.hidden(), params.gated.weights.intermediate());
+        dy.expect_shape("dy", [x.rows(), k])?;
+        scale.validate(x.rows())?;
+        let dh = oracle::down_transposed(params, &to_f64(dy)?)?;
+        let rounds = (params.gated.numerics.rounding != Rounding::Fused).then_some(T::DTYPE);
+        let error = |magnitude: &f64| linear_error(*magnitude, sum_error(k, roundoff), rounds);
+        let [m, _] = dh.value.shape();
+        let bound = Matrix::from_values(dh.magnitude.as_slice().iter().map(error), m, h)?;
+        let dh = Off { value: dh.value, bound };
+        let by_factor = |(i, v): (usize, &T)| match scale {
+            RowScale::None => *v,
+            _ => T::from_f32(v.to_f32() * scale.of_row(i / k)),
+        };
+        let eager_dy = copied(dy)?;
+        let eager_dy =
+            Matrix::from_values(eager_dy.as_slice().iter().enumerate().map(by_factor), m, k)?;
+        let down = |j, to: &mut [f64]| params.widen_down_from(j, to);
+        let eager_dh = eager_linear(eager_dy.view(), h, None, roundoff, &down)?;
+        let how = how::<T>(&params.gated, stored, roundoff);
+        let inner = Inner::of(x, &params.gated, &dh.by_rows(scale, rounds)?, &eager_dh, how)?;
+        let scaled_h = inner.h.by_rows(scale, Some(T::DTYPE))?;
+        Ok(Self { inner, dy: Off::exact(to_f64(dy)?)?, eager_dy, dh, scaled_h })
+    }
+
+    fn down(&self) -> Result<GradientReference> {
+        let Self { inner, dy, eager_dy, scaled_h, .. } = self;
+        inner.how.over_tokens([dy, scaled_h], [eager_dy, &inner.eager.h])
+    }
+
+    /// A sum for each row: of h·dh, and of dy·bd. The baseline sums dy·y.
+    fn row_scale(
+        &self,
+        params: &MlpParams<'_, T>,
+        dy: MatrixRef<'_, T>,
+    ) -> Result<GradientReference> {
+        let Self { inner, dh, .. } = self;
+        let [m, k] = dy.shape();
+        let roundoff = inner.how.roundoff;
+        let most = [inner.h.most()?, dh.most()?];
+        let bias = params.down_bias.unwrap_or_default().iter().map(|b| f64::from(*b));
+        let bias: Vec<f64> = bias.collect();
+        let through_bias = |row: usize, product: Product| {
+            let dy = &self.dy.value.view().row(row)[..bias.len()];
+            match product {
+                Product::Value => dot(dy, &bias, Product::Value),
+                _ => dot(dy, &bias, Product::Size),
+            }
+        };
+        let sums = |[a, b]: [&Matrix<f64>; 2], product: Product| {
+            let sum = |row: usize| {
+                dot(a.view().row(row), b.view().row(row), product) + through_bias(row, product)
+            };
+            Matrix::from_values((0..m).map(sum), 1, m)
+        };
+        let exact = [&inner.h.value, &dh.value];
+        let (value, size) = (sums(exact, Product::Value)?, sums(exact, Product::Size)?);
+        let most = sums(most.each_ref(), Product::Bound)?;
+        let down = |column, to: &mut [f64]| params.widen_down(column, to);
+        let y = eager_linear(inner.eager.h.view(), k, params.down_bias, roundoff, &down)?;
+        let eager = (0..m).map(|row| {
+            let products = dy.row(row).iter().zip(y.view().row(row));
+            let sum: f32 =
+                products.map(|(a, b)| T::from_f32(a.to_f32() * b.to_f32()).to_f32()).sum();
+            T::from_f32(sum)
+        });
+        let eager = Matrix::from_values(eager, 1, m)?;
+        let eager_error = relative_frobenius(eager.view(), value.view());
+        // dh is summed as it is, without a rounding of factors.
+        let how = As { roundoff: 0.0, stored: DType::F32, ..inner.how };
+        how.sums(inner.h.value.cols() + k, (value, size, most), eager_error, m)
+    }
 }
 
 /// What all gradients follow from: x, h as it is computed again, and the gradients of gate and up, exact with how far they may
@@ -410,10 +521,6 @@ impl<'a, T: Element> Inner<'a, T> {
         self.how.over_tokens([&self.dup, &self.x], [&self.eager.dup, &self.eager_x])
     }
 
-    fn down(&self, dy: &Off, eager_dy: &Matrix<T>) -> Result<GradientReference> {
-        self.how.over_tokens([dy, &self.h], [eager_dy, &self.eager.h])
-    }
-
     /// All but those of a down projection.
     fn gradients(&self) -> Result<Gradients> {
         Ok(Gradients {
@@ -421,6 +528,7 @@ impl<'a, T: Element> Inner<'a, T> {
             gate: self.gate()?,
             up: self.up()?,
             down: None,
+            row_scale: None,
             gate_bias: self.how.column_sums(&self.dgate, &self.eager.dgate)?,
             up_bias: self.how.column_sums(&self.dup, &self.eager.dup)?,
             down_bias: None,

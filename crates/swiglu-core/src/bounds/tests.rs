@@ -1,7 +1,9 @@
 use half::{bf16, f16};
 
 use super::*;
+use crate::conformance::{Case, Parameters};
 use crate::layout::{GateUpWeights, Orientation};
+use crate::problem::Op;
 
 fn judged(dtype: DType, value: f64) -> Judgement {
     fn judge<T: Element>(reference: &Reference) -> Judgement {
@@ -153,4 +155,46 @@ fn gradients_of_some_tokens_and_features_are_those_of_all() {
     let all = all.down.as_ref().unwrap();
     same(&down.value, all.value.view().cols_range(3..5).unwrap());
     same(&down.bound, all.bound.view().cols_range(3..5).unwrap());
+}
+
+/// The gradient of scale ⊙ y is that of y from scale ⊙ dy, and that of a row's factor is dy·y of the row.
+#[test]
+fn factors_of_rows_are_factors_of_the_gradient() {
+    let [m, k, h] = [6, 5, 7];
+    let case = Case { bias: true, ..Case::new(Op::Mlp, [m, k, h], DType::F32) };
+    let parameters = Parameters::<f32>::new(&case).unwrap();
+    let params = parameters.mlp();
+    let [x, dy] = [1, 2].map(|seed| crate::random::normal_matrix::<f32>(seed, m, k, 1.0).unwrap());
+    let factors = [0.0, 1.0, -2.0, 0.5, 4.0, -0.25];
+    let by_factor = dy.as_slice().iter().enumerate().map(|(i, v)| v * factors[i / k]);
+    let scaled_dy = Matrix::from_values(by_factor, m, k).unwrap();
+    let given = (dy.view(), RowScale::Rows(&factors));
+    let of = scaled_mlp_backward(x.view(), &params, given, DType::F32, 0.0).unwrap();
+    let as_if = mlp_backward(x.view(), &params, scaled_dy.view(), DType::F32, 0.0).unwrap();
+    let pairs = [
+        (&of.dx, &as_if.dx),
+        (&of.gate, &as_if.gate),
+        (&of.up, &as_if.up),
+        (of.down.as_ref().unwrap(), as_if.down.as_ref().unwrap()),
+        (of.down_bias.as_ref().unwrap(), as_if.down_bias.as_ref().unwrap()),
+    ];
+    for (of, as_if) in pairs {
+        for (a, b) in of.value.as_slice().iter().zip(as_if.value.as_slice()) {
+            assert!((a - b).abs() <= 1e-13 * (1.0 + b.abs()), "{a} {b}");
+        }
+        // A rounding more of each factor of a product.
+        let bounds = of.bound.as_slice().iter().zip(as_if.bound.as_slice());
+        bounds.for_each(|(a, b)| assert!(*a >= b * 0.999 && *a < b * 1.6 + 1e-30, "{a} {b}"));
+    }
+    let y = oracle::mlp(x.view(), &params).unwrap().y.value;
+    let of_factors = of.row_scale.unwrap();
+    for row in 0..m {
+        let products = dy.view().row(row).iter().zip(y.view().row(row));
+        let exact: f64 = products.map(|(a, b)| f64::from(*a) * b).sum();
+        let error = (of_factors.value[(0, row)] - exact).abs();
+        assert!(error <= 1e-13 * (1.0 + exact.abs()), "{row}: {error}");
+    }
+    let short = (dy.view(), RowScale::Rows(&factors[1..]));
+    let error = scaled_mlp_backward(x.view(), &params, short, DType::F32, 0.0).unwrap_err();
+    assert!(error.to_string().starts_with("row scale: expected [6]"), "{error}");
 }

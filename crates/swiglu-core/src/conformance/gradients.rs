@@ -14,6 +14,7 @@ use crate::matrix::Matrix;
 use crate::problem::Accumulate;
 use crate::problem::Op;
 use crate::random;
+use crate::scale::RowScale;
 use crate::strided::StridedRef;
 use half::{bf16, f16};
 
@@ -46,13 +47,16 @@ pub struct GradientCase {
     pub in_f32: bool,
     /// Whether they are added to what is there.
     pub accumulate: Accumulate,
+    /// Whether each row of a block's result was multiplied with a factor of its own.
+    pub scaled: bool,
 }
 
 impl fmt::Display for GradientCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { layer, policy, dy, in_f32, accumulate } = self;
+        let Self { layer, policy, dy, in_f32, accumulate, scaled } = self;
         let dtype = if *in_f32 { DType::F32 } else { layer.dtype };
-        write!(f, "backward {layer} {policy} dy={dy:?} {accumulate:?} in {dtype}")
+        write!(f, "backward {layer} {policy} dy={dy:?} {accumulate:?} in {dtype}")?;
+        if *scaled { f.write_str(" scaled") } else { Ok(()) }
     }
 }
 
@@ -65,6 +69,7 @@ pub fn gradient_suite(dtypes: &[DType]) -> Vec<GradientCase> {
         dy: LIES[i / 2 % 4],
         in_f32: i % 5 < 2,
         accumulate: if i % 7 < 3 { Accumulate::Add } else { Accumulate::Overwrite },
+        scaled: layer.op == Op::Mlp && i / 3 % 3 == 1,
     };
     layers.enumerate().map(with).collect()
 }
@@ -214,6 +219,11 @@ fn run_as<T: Element, V: Place<T>, B: Backend>(
     let mut biases =
         [bias("db_gate", h, case)?, bias("db_up", h, case)?, bias("db_down", k, case)?];
     let [gate_bias, up_bias, down_bias] = &mut biases;
+    // Some of them 0, and negative.
+    let factor = |row| (4.0 * random::normal(seed ^ 0x5ca1e, row)).round() * 0.3;
+    let factors: Vec<f32> = (0..m as u64).map(factor).collect();
+    let scale = if case.scaled { RowScale::Rows(&factors) } else { RowScale::None };
+    let mut row_scale = bias("d_row_scale", m, &overwritten)?;
     let into = GradientsMut {
         dx: Some(dx.memory.view_mut()?),
         gate: Some(V::place(&mut gate.memory)?),
@@ -222,6 +232,8 @@ fn run_as<T: Element, V: Place<T>, B: Backend>(
         gate_bias: Some(&mut gate_bias.memory.data),
         up_bias: Some(&mut up_bias.memory.data),
         down_bias: is_block.then_some(&mut down_bias.memory.data),
+        scaled_by: scale,
+        row_scale: case.scaled.then_some(&mut row_scale.memory.data),
         accumulate: case.accumulate,
     };
     let rows = dy.to_rows()?;
@@ -231,7 +243,7 @@ fn run_as<T: Element, V: Place<T>, B: Backend>(
     let expected = if is_block {
         let params = parameters.mlp();
         backend.mlp_backward(&params, case.policy, x, dy, into)?;
-        bounds::mlp_backward(x, &params, rows, stored, roundoff)?
+        bounds::scaled_mlp_backward(x, &params, (rows, scale), stored, roundoff)?
     } else {
         let params = parameters.gated();
         backend.gated_linear_backward(&params, case.policy, x, dy, into)?;
@@ -250,6 +262,9 @@ fn run_as<T: Element, V: Place<T>, B: Backend>(
     }
     if let Some(reference) = &expected.down_bias {
         outcomes.push(down_bias.judge(reference, case.accumulate)?);
+    }
+    if let (Some(reference), true) = (&expected.row_scale, case.scaled) {
+        outcomes.push(row_scale.judge(reference, Accumulate::Overwrite)?);
     }
     worst(outcomes).ok_or_else(|| without_weights(case))
 }

@@ -27,6 +27,10 @@ enum Fault {
     Transposed,
     /// A gap between rows is written.
     Gap,
+    /// The factors of rows are left out of what the gradient of the down weight takes.
+    Unscaled,
+    /// The gradient of a row's factor lacks what goes through the bias.
+    Unbiased,
 }
 
 /// Rows of a matrix that has a stride.
@@ -171,7 +175,20 @@ impl Backend for Naive {
             if rounds { T::from_f32(sum).to_f32() } else { sum }
         });
         let dh = Matrix::from_values(dh, m, h_len)?;
-        let h = self.inner(&params.gated, x, &dh, &mut into);
+        let factor = |i| into.scaled_by.of_row(i);
+        let places = || (0..m).flat_map(|i| (0..h_len).map(move |j| (i, j)));
+        let scaled = Matrix::from_values(places().map(|at| dh[at] * factor(at.0)), m, h_len)?;
+        let mut h = self.inner(&params.gated, x, &scaled, &mut into);
+        for (i, sum) in into.row_scale.iter_mut().flat_map(|s| s.iter_mut()).enumerate() {
+            *sum = (0..h_len).map(|j| h[(i, j)].to_f32() * dh[(i, j)]).sum();
+            let bias = params.down_bias.filter(|_| self.fault != Fault::Unbiased);
+            let through_bias = bias.into_iter().flatten().enumerate();
+            *sum += through_bias.map(|(k, b)| dy.at(i, k).to_f32() * b).sum::<f32>();
+        }
+        if self.fault != Fault::Unscaled {
+            places()
+                .for_each(|at| h[at] = T::from_f32(h[at].to_f32() * into.scaled_by.of_row(at.0)));
+        }
         let add = (into.accumulate == Accumulate::Add) != (self.fault == Fault::Accumulation);
         let turned = (params.down_orientation == Orientation::InOut)
             != (self.fault == Fault::Transposed && k_len == h_len);
@@ -180,7 +197,8 @@ impl Backend for Naive {
             (0..m).map(|i| dy.at(i, k).to_f32() * h[(i, j)].to_f32()).sum()
         });
         for (k, b) in into.down_bias.iter_mut().flat_map(|b| b.iter_mut()).enumerate() {
-            let sum: f32 = (0..m).map(|i| dy.at(i, k).to_f32()).sum();
+            let terms = (0..m).map(|i| dy.at(i, k).to_f32() * into.scaled_by.of_row(i));
+            let sum: f32 = terms.sum();
             *b = if add { *b + sum } else { sum };
         }
         Ok(())
@@ -202,8 +220,8 @@ fn plain_loops_pass_every_case() {
 /// Each fault is found, and more often than in a single case.
 #[test]
 fn faults_are_found() {
-    use Fault::{Accumulation, Exchanged, Gap, LastToken, Slope, Transposed};
-    for fault in [Slope, Exchanged, LastToken, Accumulation, Transposed, Gap] {
+    use Fault::{Accumulation, Exchanged, Gap, LastToken, Slope, Transposed, Unbiased, Unscaled};
+    for fault in [Slope, Exchanged, LastToken, Accumulation, Transposed, Gap, Unscaled, Unbiased] {
         let backend = Naive { fault };
         let cases = gradient_suite(&[DType::F32]);
         let fails = |case: &&GradientCase| !run_gradients(&backend, case).unwrap().passed();

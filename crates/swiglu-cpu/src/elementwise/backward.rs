@@ -62,7 +62,8 @@ impl<T: Element> Task<T> {
     fn rows(&self, dh: Rows<T>, given: [Rows<T>; 2], into: [Rows<T>; 2]) -> DifferentiatedRows<T> {
         let Self { activation, numerics, .. } = *self;
         let [gate, up] = given;
-        let of = Differentiated { activation, numerics, gate, up, into, h: None };
+        let (h, scale, dots) = (None, None, None);
+        let of = Differentiated { activation, numerics, gate, up, into, h, scale, dots };
         DifferentiatedRows { of, dh: Dh::Rows(dh), rows: 0..1, cols: 0..dh.cols }
     }
 

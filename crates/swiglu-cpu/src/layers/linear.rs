@@ -41,11 +41,7 @@ impl<O: Element> Target for AddedTo<'_, O> {
     type Epilogue = Added<O>;
 
     fn epilogue(&self, bias: Option<*const f32>, row: usize) -> Added<O> {
-        let scale = match self.scale {
-            RowScale::Rows(factors) => Factors::Each(factors.as_ptr().wrapping_add(row)),
-            one => Factors::Same(one.of_row(row)),
-        };
-        Added { bias, out: self.out.from(row), scale }
+        Added { bias, out: self.out.from(row), scale: Factors::of(self.scale).from(row) }
     }
 }
 
@@ -88,6 +84,12 @@ impl<T: Element> Linear<T> {
     /// The packed weights.
     pub(crate) fn weights(&self) -> &Weights<T> {
         &self.weights
+    }
+
+    /// The bias of so many features, which the map has or more.
+    pub(crate) fn bias(&self, features: usize) -> Option<&[f32]> {
+        // SAFETY: the packed bias has a value for each lane of each panel, and lives as long as the weights.
+        self.weights.bias().map(|first| unsafe { std::slice::from_raw_parts(first, features) })
     }
 
     /// Bytes of workspace that [`Self::forward`] takes.

@@ -8,15 +8,17 @@
 // there at a time, for the sums of the tallest tile are more than its ring. A lane reads gate and up of an element before it
 // writes, and no other reads them: the gradients may replace them in memory.
 //
-// Compile-time, besides what mma_gemm.cuh and gate.cuh name: ACCESS_BYTES per access to gate, up and results, 16, 8, 4 or 2:
+// Compile-time, besides what mma_gemm.cuh and gate.cuh name: ROW_SCALE, and ACCESS_BYTES per access to gate, up and results, 16, 8, 4 or 2:
 // the widest that divides every base address and row stride of them. Where a row ends within an access, elements go one by
-// one.
+// one. With ROW_SCALE dh and h are multiplied with a factor of their row, and the sum of h·dh over a warp's columns of it,
+// before that, goes to memory, for the gradient of that factor: lanes that have a row add theirs in one order.
 //
 // Floors as in sm90_dgated_gemm.cu, at the rate of mma.sync. What was measured: docs/kernels/mma_dgated_gemm.md.
 #include "lib/gate.cuh"
 #include "portable/mma_gemm.cuh"
 
 static_assert(kOperands == 1, "a plain product");
+constexpr bool kScaled = ROW_SCALE != 0;
 
 struct Matrix {
   u64 data;
@@ -29,6 +31,8 @@ struct MmaDgatedGemmParams {
   Operands operands;
   Matrix gate, up, gate_grad, up_grad, h;
   Formula formula;
+  // With ROW_SCALE: of each row, 1 at address 0, and for each kWarpColumns M sums of h·dh, none at address 0.
+  u64 scale, dots;
 };
 
 // Eight columns of a row are a lane's at a time, in accesses of ACCESS_BYTES.
@@ -84,18 +88,28 @@ INLINE Values<BYTES> sums_at(u32 address) {
   return v;
 }
 
+// What a lane knows of a row: its factor, and the sum of h·dh so far.
+struct Row {
+  float scale, dot;
+};
+
 // Writes gradients and h of an access.
 template <int BYTES>
 INLINE void differentiate(const MmaDgatedGemmParams& p, int row, int column, u32 sums,
-                          const Values<BYTES>& gate, const Values<BYTES>& up) {
+                          const Values<BYTES>& gate, const Values<BYTES>& up, Row& of) {
   const Values<BYTES> dh = sums_at<BYTES>(sums);
   Values<BYTES> gate_grad, up_grad, h;
 #pragma unroll
   for (int i = 0; i < dh.kCount; ++i) {
-    const Gradients grad = gated_backward(dh.value[i], gate.value[i], up.value[i], p.formula);
+    const float scaled = kScaled ? __fmul_rn(dh.value[i], of.scale) : dh.value[i];
+    const Gradients grad = gated_backward(scaled, gate.value[i], up.value[i], p.formula);
     gate_grad.value[i] = grad.gate;
     up_grad.value[i] = grad.up;
     h.value[i] = gated(gate.value[i], up.value[i], p.formula);
+    if constexpr (kScaled) {
+      of.dot = __fmaf_rn(h.value[i], dh.value[i], of.dot);
+      h.value[i] = __fmul_rn(h.value[i], of.scale);
+    }
   }
   store<BYTES>(p.gate_grad, row, column, gate_grad);
   store<BYTES>(p.up_grad, row, column, up_grad);
@@ -153,24 +167,37 @@ class Dgated {
     }
 #pragma unroll
     for (int n = 0; n < kUnderWay; ++n) {
+      const int row = first_row + place(n, 0).row;
+      Row of = {1.0f, 0.0f};
+      if (kScaled && p.scale != 0 && row < e.m) of.scale = ((const float*)p.scale)[row];
 #pragma unroll
       for (int a = 0; a < kAccesses; ++a) {
         const Place at = place(n, a);
-        const int row = first_row + at.row;
         int column = first_column + at.column;
         if (row >= e.m) continue;
         u32 sums = staged(at.row, at.column);
         if (column + kAccess <= e.features) {
-          differentiate<ACCESS_BYTES>(p, row, column, sums, gate[n][a], up[n][a]);
+          differentiate<ACCESS_BYTES>(p, row, column, sums, gate[n][a], up[n][a], of);
           continue;
         }
 #pragma unroll 1
         for (; column < e.features; ++column, sums += 4) {
           differentiate<kElementBytes>(p, row, column, sums, load<kElementBytes>(p.gate, row, column),
-                                       load<kElementBytes>(p.up, row, column));
+                                       load<kElementBytes>(p.up, row, column), of);
         }
       }
+      if constexpr (kScaled) store_dot(p, row, first_column, of.dot);
     }
+  }
+
+  // Of all lanes, as many neighbours as a row has vectors with parts of one.
+  static INLINE void store_dot(const MmaDgatedGemmParams& p, int row, int first_column, float dot) {
+    static_assert(32 % kVectorsOfRow == 0, "lanes of a row are neighbours");
+#pragma unroll
+    for (int mask = 1; mask < kVectorsOfRow; mask *= 2) dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, mask));
+    const Extents& e = p.operands.extents;
+    if (threadIdx.x % kVectorsOfRow == 0 && p.dots != 0 && row < e.m && first_column < e.features)
+      ((float*)p.dots)[(i64)(first_column / kWarpColumns) * e.m + row] = dot;
   }
 };
 

@@ -14,7 +14,10 @@
 // Slabs without rows or columns are passed over by all. The gradients may replace gate and up in memory: a slab is stored
 // after it was read, and no other slab has the same elements.
 //
-// Compile-time: what shape.cuh and gate.cuh name.
+// With ROW_SCALE dh and h are multiplied with a factor of their row, and the sum of h·dh of each slab's row, before that, goes to
+// memory, for the gradient of that factor: four threads have a row's columns, and add them in one order.
+//
+// Compile-time: what shape.cuh and gate.cuh name, and ROW_SCALE.
 //
 // Floors: 2·M·H·K FLOP, 4096 per cycle and SM, so 12·K cycles for a tile of 128 × 192; of memory 10 bytes for each
 // element of h, 8 without it. What was measured: docs/kernels/sm90_dgated_gemm.md.
@@ -25,9 +28,11 @@ static_assert(kOperands == 1 && kPingPong && kCluster == 1, "a plain product, hi
 static_assert(kPanel == 64, "slabs are 64 columns of the 128-byte swizzle");
 constexpr int kSlabBytes = 64 * kPitch;
 constexpr int kConsumerBytes = 3 * kSlabBytes;
+constexpr bool kScaled = ROW_SCALE != 0;
+static_assert(!kScaled || kConsumers == 4, "of two consumers each has no registers for factors beside its sums");
 // Of four consumers each has few registers beside its sums. Then a branch keeps the compiler from computing the next
-// columns too: up to 24 bytes of spills of the longest formula otherwise.
-constexpr bool kGuarded = kConsumers == 4 && !kFast && CLAMP;
+// columns too: up to 24 bytes of spills of the longest formula otherwise, with factors up to 48.
+constexpr bool kGuarded = kScaled || kConsumers == 4 && !kFast && CLAMP;
 
 struct alignas(64) Sm90DgatedGemmParams {
   Operands operands;
@@ -35,6 +40,8 @@ struct alignas(64) Sm90DgatedGemmParams {
   ptx::TensorMap gate, up, gate_grad, up_grad, h;
   Formula formula;
   int stores_h;
+  // With ROW_SCALE: of each row, 1 at address 0, and for each 64 columns M sums of h·dh, none at address 0.
+  u64 scale, dots;
 };
 
 class Dgated {
@@ -92,7 +99,7 @@ class Dgated {
           consumer_barrier(consumer);
         }
         ptx::barrier_wait(barrier, (done + s) & 1);
-        differentiate<WIDTH>(d[b], panel, p.operands.extents.features - slabs.column(s));
+        differentiate<WIDTH>(d[b], panel, slabs.column(s), slabs.row(s));
         ptx::fence_async_shared();
         consumer_barrier(consumer);
         if (leader) {
@@ -144,18 +151,23 @@ class Dgated {
     ptx::tensor_load(gate_and_up + kSlabBytes, &p.up, barrier, slabs.column(s), slabs.row(s));
   }
 
-  // Replaces gate and up of a slab by their gradients, and writes h; `columns` of it exist, or more.
+  // Replaces gate and up of the slab at a place of the result by their gradients, and writes h.
   template <int WIDTH>
-  INLINE void differentiate(const float (&d)[WIDTH / 2], int panel, int columns) const {
+  INLINE void differentiate(const float (&d)[WIDTH / 2], int panel, int first_column, int first_row) const {
+    const int columns = p.operands.extents.features - first_column;  // of it exist, or more
+    Rows rows;
+    if constexpr (kScaled) rows = rows_from(first_row);
 #pragma unroll
     for (int j = 0; j < kPanel / 8; j += 2) {
       if (kGuarded && 8 * j >= columns) continue;
       const u32 at = place_in_panel(0, 0, j);
-      u32 gate[4], up[4], h[4];
+      u32 gate[4], up[4], h[4] = {};
       ptx::load_matrix_x4(gate, gate_and_up + at);
       ptx::load_matrix_x4(up, gate_and_up + kSlabBytes + at);
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
+        // As above; these columns are zeros.
+        if (kScaled && 8 * (j + q / 2) >= columns) continue;
         const int i = 4 * (panel * kPanel / 8 + j + q / 2) + 2 * (q % 2);
         const Values<4> g = unpack(ptx::Raw<4>{{gate[q]}}), u = unpack(ptx::Raw<4>{{up[q]}});
         Gradients grad[2];
@@ -164,8 +176,14 @@ class Dgated {
         for (int c = 0; c < 2; ++c) {
           // The product as a linear map would leave it.
           const float dh = kPreRound ? round_to_element(d[i + c]) : d[i + c];
-          grad[c] = gated_backward(dh, g.value[c], u.value[c], p.formula);
+          const float scaled = kScaled ? __fmul_rn(dh, rows.scale[q % 2]) : dh;
+          grad[c] = gated_backward(scaled, g.value[c], u.value[c], p.formula);
           value[c] = gated(g.value[c], u.value[c], p.formula);
+          if constexpr (kScaled) {
+            // A column that does not exist adds 0, or a NaN where dy is not finite, and the sum is not either.
+            rows.dot[q % 2] = __fmaf_rn(value[c], dh, rows.dot[q % 2]);
+            value[c] = __fmul_rn(value[c], rows.scale[q % 2]);
+          }
         }
         gate[q] = pack_elements(grad[0].gate, grad[1].gate);
         up[q] = pack_elements(grad[0].up, grad[1].up);
@@ -174,6 +192,41 @@ class Dgated {
       ptx::store_matrix_x4(gate_and_up + at, gate);
       ptx::store_matrix_x4(gate_and_up + kSlabBytes + at, up);
       ptx::store_matrix_x4(place_of_h() + at, h);
+    }
+    if constexpr (kScaled) store_dots(rows, first_column, first_row);
+  }
+
+  // The two rows of which a thread has columns: their factors, and its sums of h·dh.
+  struct Rows {
+    float scale[2], dot[2];
+  };
+
+  INLINE static int row_of_thread(int first, int r) {
+    return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+  }
+
+  INLINE Rows rows_from(int first) const {
+    Rows rows;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = row_of_thread(first, r);
+      const bool scaled = p.scale != 0 && row < p.operands.extents.m;
+      rows.scale[r] = scaled ? ((const float*)p.scale)[row] : 1.0f;
+      rows.dot[r] = 0.0f;
+    }
+    return rows;
+  }
+
+  INLINE void store_dots(const Rows& rows, int first_column, int first_row) const {
+    const int m = p.operands.extents.m;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float dot = rows.dot[r];
+      dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, 1));
+      dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, 2));
+      const int row = row_of_thread(first_row, r);
+      if (threadIdx.x % 4 == 0 && p.dots != 0 && row < m)
+        ((float*)p.dots)[(i64)(first_column / kPanel) * m + row] = dot;
     }
   }
 };

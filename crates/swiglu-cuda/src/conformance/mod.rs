@@ -7,8 +7,8 @@ use swiglu_core::conformance::{Backend, Case};
 use swiglu_core::quant::{QuantizedMlpParams, QuantizedType};
 use swiglu_core::{
     Activation, Arrangement, DType, Element, GateUpRef, GatedLinearParams, GradientsMut, Matrix,
-    MatrixMut, MatrixRef, MlpParams, Numerics, Op, Path, Problem, Result, Rounding, SavePolicy,
-    StridedRef,
+    MatrixMut, MatrixRef, MlpParams, Numerics, Op, Path, Problem, Result, Rounding, RowScale,
+    SavePolicy, StridedRef,
 };
 
 use crate::device::cuda::Cuda;
@@ -316,8 +316,17 @@ impl CudaBackend {
             let to = to.as_ref().map(|to| MatrixRef::new(to, 1, to.len())).transpose()?;
             to.map(|to| OnDevice::at(&stream, to, 0)).transpose()
         };
-        let mut biases = [bias(&into.gate_bias)?, bias(&into.up_bias)?, bias(&into.down_bias)?];
-        let [gate_bias, up_bias, down_bias] = &mut biases;
+        let mut biases = [
+            bias(&into.gate_bias)?,
+            bias(&into.up_bias)?,
+            bias(&into.down_bias)?,
+            bias(&into.row_scale)?,
+        ];
+        let [gate_bias, up_bias, down_bias, row_scale] = &mut biases;
+        let factors: Vec<f32> = (0..m).map(|row| into.scaled_by.of_row(row)).collect();
+        let factors = (into.scaled_by != RowScale::None)
+            .then(|| OnDevice::at(&stream, MatrixRef::new(&factors, 1, factors.len())?, 0))
+            .transpose()?;
         let there = DeviceGradientsMut {
             dx: dx.as_mut().map(OnDevice::view_mut).transpose()?,
             gate: place(gate)?,
@@ -326,8 +335,9 @@ impl CudaBackend {
             gate_bias: gate_bias.as_mut().map(OnDevice::view_mut).transpose()?,
             up_bias: up_bias.as_mut().map(OnDevice::view_mut).transpose()?,
             down_bias: down_bias.as_mut().map(OnDevice::view_mut).transpose()?,
-            accumulate: into.accumulate,
-            apart: false,
+            scaled_by: factors.as_ref().map(OnDevice::view).transpose()?,
+            row_scale: row_scale.as_mut().map(OnDevice::view_mut).transpose()?,
+            ..DeviceGradientsMut::default().with_accumulate(into.accumulate)
         };
         layer.backward(&stream, x.view()?, dy.view()?, keeps()?, there, None)?;
         if let (Some(from), Some(to)) = (dx, &mut into.dx) {
@@ -339,7 +349,8 @@ impl CudaBackend {
                 from.copy_to(to)?;
             }
         }
-        let places = [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias];
+        let places =
+            [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias, &mut into.row_scale];
         for (from, to) in biases.into_iter().zip(places) {
             if let (Some(from), Some(to)) = (from, to) {
                 to.copy_from_slice(&from.buffer.to_host()?);

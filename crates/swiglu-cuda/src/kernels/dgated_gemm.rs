@@ -9,12 +9,21 @@ use super::elementwise::Tensor;
 use super::gate::{Formula, GateCode};
 use super::gated_gemm::Form;
 use super::obstacle::Obstacle;
-use super::tensor_map::LayerMaps;
+use super::tensor_map::{LayerMaps, PANEL};
 use super::{mma_dgated_gemm, mma_gemm, sm90_dgated_gemm};
 use crate::device::arch::Arch;
 use crate::device::error::Result;
 use crate::device::lt::LinearWeights;
 use crate::device::stream::Stream;
+
+/// Factors of rows, with addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowScale {
+    /// M values of f32, or 0: they are 1.
+    pub(crate) factors: u64,
+    /// Where sums of h·dh go, M for each part of the columns ([`Kernel::columns_of_dots`]), or 0.
+    pub(crate) dots: u64,
+}
 
 /// One launch.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +42,8 @@ pub(crate) struct Call<'a> {
     pub(crate) grads: [Tensor; 2],
     /// Where h goes, if anywhere.
     pub(crate) h: Option<Tensor>,
+    /// What dh and h are multiplied with.
+    pub(crate) scale: Option<RowScale>,
     /// Those of the layer.
     pub(crate) maps: &'a LayerMaps,
 }
@@ -59,6 +70,7 @@ impl<'a> Call<'a> {
             inputs: [rows(h); 2],
             grads: [rows(h); 2],
             h: Some(rows(h)),
+            scale: None,
             maps,
         }
     }
@@ -88,6 +100,14 @@ impl Kernel {
                 let (stages, warps) = (config.stages(), config.warps());
                 [("tile_m", tile_m), ("tile_h", tile_h), ("stages", stages), ("warps", warps)]
             }
+        }
+    }
+
+    /// Columns that a sum of h·dh is over.
+    pub(crate) fn columns_of_dots(self) -> usize {
+        match self {
+            Kernel::Sm90(_) => PANEL as usize,
+            Kernel::Mma(config) => config.wide_tile()[1] / config.warps_along()[1],
         }
     }
 

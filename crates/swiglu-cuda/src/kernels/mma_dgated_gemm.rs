@@ -26,6 +26,8 @@ struct Params {
     /// At address 0 where it is not wanted.
     h: Tensor,
     formula: Formula,
+    scale: u64,
+    dots: u64,
 }
 
 /// Bytes of an access: to what is multiplied, and to gate, up and the results.
@@ -62,20 +64,28 @@ pub(super) fn check_call(config: Config, call: &Call<'_>) -> std::result::Result
     Ok(())
 }
 
-fn variant(config: Config, widths: Widths, code: GateCode, orientation: Orientation) -> Variant {
+fn variant(
+    config: Config,
+    widths: Widths,
+    code: GateCode,
+    orientation: Orientation,
+    scaled: bool,
+) -> Variant {
     let [a, b, c, d, e] = code.defines();
     let [f, g, h, i, j, k, l, m, n] = config.defines(1, widths.copy);
     // What is summed over are the rows of a weight `[out, in]`.
     let o = define("ORIENTATION", orientation == Orientation::OutIn);
     let p = define("ACCESS_BYTES", widths.access);
-    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p])
+    let q = define("ROW_SCALE", scaled);
+    Variant::new(&FILE, [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q])
 }
 
 /// # Safety
 /// As [`super::dgated_gemm::Kernel::launch`].
 pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) -> Result<()> {
     let (cuda, down, dtype) = (stream.cuda(), &call.down, call.code.dtype());
-    let variant = variant(config, Widths::of(call), call.code, down.orientation);
+    let scaled = call.scale.is_some();
+    let variant = variant(config, Widths::of(call), call.code, down.orientation, scaled);
     let function = cuda.function(&variant, "mma_dgated_gemm", config.shared_bytes())?;
     let [tile_m, _] = config.tile();
     let (rows, row_bytes) =
@@ -91,6 +101,8 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         up_grad: call.grads[1],
         h: call.h.unwrap_or(Tensor::new(0, 0)),
         formula: call.formula,
+        scale: call.scale.map_or(0, |scale| scale.factors),
+        dots: call.scale.map_or(0, |scale| scale.dots),
     };
     let launch = config.launch(tiles(config, call));
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
@@ -99,24 +111,35 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
 
 /// Every activation and mode in the large tile, every layout, tile, copy and access with the default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
-    let named = |config: Config, widths: Widths, code: GateCode, orientation: Orientation| {
-        let ([m, h], Widths { copy, access }) = (config.wide_tile(), widths);
-        let name = format!("{} {orientation} {m}x{h} copy{copy} access{access}", code.name());
-        NamedVariant { name, variant: variant(config, widths, code, orientation) }
-    };
+    let named =
+        |config: Config, widths: Widths, code: GateCode, orientation: Orientation, scaled| {
+            let ([m, h], Widths { copy, access }) = (config.wide_tile(), widths);
+            let of_scaled = super::of_scaled(scaled);
+            let name = format!(
+                "{} {orientation} {m}x{h} copy{copy} access{access}{of_scaled}",
+                code.name()
+            );
+            NamedVariant { name, variant: variant(config, widths, code, orientation, scaled) }
+        };
     let whole = Widths { copy: 16, access: 16 };
-    let codes = GateCode::all(dtype).into_iter();
-    let mut all: Vec<_> =
-        codes.map(|code| named(Config::LARGE, whole, code, Orientation::OutIn)).collect();
+    let of_codes = |scaled| {
+        let codes = GateCode::all(dtype).into_iter();
+        codes.map(move |code| named(Config::LARGE, whole, code, Orientation::OutIn, scaled))
+    };
+    let mut all: Vec<_> = [false, true].into_iter().flat_map(of_codes).collect();
     let default = super::default_code(dtype);
     let bytes = || [16, 8, 4, 2].into_iter().filter(|&bytes| bytes >= dtype.size());
     for config in Config::ALL {
         for orientation in Orientation::ALL {
             let copies = bytes().map(|copy| Widths { copy, ..whole });
-            all.extend(copies.map(|widths| named(config, widths, default, orientation)));
+            all.extend(copies.map(|widths| named(config, widths, default, orientation, false)));
         }
         let accesses = bytes().skip(1).map(|access| Widths { access, ..whole });
-        all.extend(accesses.map(|widths| named(config, widths, default, Orientation::OutIn)));
+        let dense = Orientation::OutIn;
+        all.extend(accesses.map(|widths| named(config, widths, default, dense, false)));
+        if config != Config::LARGE {
+            all.push(named(config, whole, default, dense, true));
+        }
     }
     all
 }

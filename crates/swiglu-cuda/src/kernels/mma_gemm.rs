@@ -53,6 +53,11 @@ impl Config {
         self.warps[0] * self.warps[1]
     }
 
+    /// Along the rows, and along the columns.
+    pub(super) fn warps_along(self) -> [usize; 2] {
+        self.warps
+    }
+
     pub(crate) fn stages(self) -> usize {
         self.stages
     }

@@ -45,6 +45,11 @@ fn default_code(dtype: DType) -> GateCode {
     GateCode::new(&Activation::SWIGLU, Numerics::default_for(dtype), dtype)
 }
 
+/// What a name says of a variant whose rows have factors.
+fn of_scaled(scaled: bool) -> &'static str {
+    if scaled { " scaled" } else { "" }
+}
+
 /// Variants that devices of this architecture launch: every kernel, tile, layout, element type,
 /// activation and numerics mode. Kinds that do not meet in the code (a tile and the layout of its
 /// store, an activation and where its inputs come from) are not multiplied with each other.

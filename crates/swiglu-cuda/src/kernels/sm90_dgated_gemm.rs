@@ -41,9 +41,9 @@ impl Config {
     /// All of them.
     pub(crate) const ALL: [Config; 2] = [Self::WIDE, Self::NARROW];
 
-    /// What is taken for K.
-    pub(crate) fn of(hidden: usize) -> Config {
-        if hidden >= 2048 { Self::WIDE } else { Self::NARROW }
+    /// What is taken for K, and where rows have factors, which the wide tile has no registers for.
+    pub(crate) fn of(hidden: usize, scaled: bool) -> Config {
+        if hidden >= 2048 && !scaled { Self::WIDE } else { Self::NARROW }
     }
 
     /// Tile sizes and the like, by name.
@@ -105,6 +105,8 @@ struct Params {
     h: TensorMap,
     formula: Formula,
     stores_h: i32,
+    scale: u64,
+    dots: u64,
 }
 
 /// [`super::dgated_gemm::Kernel::check_call`].
@@ -138,7 +140,13 @@ pub(super) fn check_call(call: &Call<'_>) -> std::result::Result<(), String> {
     }
 }
 
-fn variant(config: Config, tail: usize, code: GateCode, orientation: Orientation) -> Variant {
+fn variant(
+    config: Config,
+    tail: usize,
+    code: GateCode,
+    orientation: Orientation,
+    scaled: bool,
+) -> Variant {
     let [a, b, c, d, e] = code.defines();
     Variant::new(
         &FILE,
@@ -158,18 +166,13 @@ fn variant(config: Config, tail: usize, code: GateCode, orientation: Orientation
             define("CONSUMERS", config.consumers),
             define("STAGES", config.stages()),
             define("SHARED_BYTES", config.shared_bytes()),
+            define("ROW_SCALE", scaled),
         ],
     )
 }
 
-fn function(
-    cuda: &Cuda,
-    config: Config,
-    tail: usize,
-    code: GateCode,
-    orientation: Orientation,
-) -> Result<Function> {
-    let variant = variant(config, tail, code, orientation);
+fn function(cuda: &Cuda, config: Config, tail: usize, call: &Call<'_>) -> Result<Function> {
+    let variant = variant(config, tail, call.code, call.down.orientation, call.scale.is_some());
     cuda.function(&variant, "sm90_dgated_gemm", config.shared_bytes() as u32)
 }
 
@@ -181,7 +184,7 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
     let sms = clusters(cuda, 1);
     let rows = m.div_ceil(TILE_M);
     let Cut { full_columns, tail, .. } = config.cut(rows, features, sms);
-    let function = function(cuda, config, tail, call.code, call.down.orientation)?;
+    let function = function(cuda, config, tail, call)?;
     let dtype = call.code.dtype();
     let map = |maps: &dyn Fn(Boxes) -> Result<TensorMap>,
                matrix,
@@ -226,6 +229,8 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
         h: call.h.map_or(Ok(TensorMap::UNUSED), slab)?,
         formula: call.formula,
         stores_h: call.h.is_some().into(),
+        scale: call.scale.map_or(0, |scale| scale.factors),
+        dots: call.scale.map_or(0, |scale| scale.dots),
     };
     let narrow = (features - full_columns).div_ceil(tail.max(1));
     let tiles = rows * (full_columns.div_ceil(config.tile_h) + narrow);
@@ -236,22 +241,28 @@ pub(super) unsafe fn launch(stream: &Stream, config: Config, call: &Call<'_>) ->
 
 /// Every activation and mode, every tile and layout with the default ones.
 pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
-    let named = |config: Config, tail: usize, code: GateCode, orientation: Orientation| {
+    let named = |config: Config, tail: usize, code: GateCode, orientation: Orientation, scaled| {
         let tail_name = if tail > 0 { format!(", then {tail}") } else { String::new() };
         NamedVariant {
-            name: format!("{} {orientation} {config}{tail_name}", code.name()),
-            variant: variant(config, tail, code, orientation),
+            name: format!(
+                "{} {orientation} {config}{tail_name}{}",
+                code.name(),
+                super::of_scaled(scaled)
+            ),
+            variant: variant(config, tail, code, orientation, scaled),
         }
     };
     let default = super::default_code(dtype);
-    let codes = GateCode::all(dtype).into_iter();
-    let mut all: Vec<_> =
-        codes.map(|code| named(Config::NARROW, 0, code, Orientation::OutIn)).collect();
+    let of_codes = |scaled| {
+        let codes = GateCode::all(dtype).into_iter();
+        codes.map(move |code| named(Config::NARROW, 0, code, Orientation::OutIn, scaled))
+    };
+    let mut all: Vec<_> = [false, true].into_iter().flat_map(of_codes).collect();
     for config in Config::ALL {
         for orientation in Orientation::ALL {
             for tail in [0, 128, 64].into_iter().filter(|&tail| tail < config.tile_h) {
                 if (config, tail, orientation) != (Config::NARROW, 0, Orientation::OutIn) {
-                    all.push(named(config, tail, default, orientation));
+                    all.push(named(config, tail, default, orientation, false));
                 }
             }
         }

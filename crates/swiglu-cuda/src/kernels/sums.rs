@@ -3,6 +3,7 @@
 use swiglu_core::{Accumulate, DType};
 
 use super::NamedVariant;
+use super::dgated_gemm::RowScale;
 use super::elementwise::{Tensor, signed};
 use super::gate::element_define;
 use crate::device::error::Result;
@@ -15,15 +16,42 @@ const THREADS: u32 = 256;
 /// Columns of a block, and the bytes of its warps' sums of them.
 const COLUMNS: usize = 64;
 const SHARED: u32 = THREADS / 32 * COLUMNS as u32 * 4;
+/// Rows of a block, a warp's each.
+const ROWS: usize = THREADS as usize / 32;
 
 #[repr(C)]
 struct ColumnSumsParams {
     matrix: u64,
     out: u64,
+    scale: u64,
     stride: i64,
     rows: i64,
     cols: i64,
     accumulate: i64,
+}
+
+#[repr(C)]
+struct ScaleRowsParams {
+    dh: u64,
+    h: u64,
+    scale: u64,
+    dots: u64,
+    dh_stride: i64,
+    h_stride: i64,
+    rows: i64,
+    cols: i64,
+}
+
+#[repr(C)]
+struct RowDotsParams {
+    dots: u64,
+    dy: u64,
+    bias: u64,
+    out: u64,
+    parts: i64,
+    dy_stride: i64,
+    rows: i64,
+    cols: i64,
 }
 
 #[repr(C)]
@@ -40,14 +68,15 @@ fn variant(dtype: DType) -> Variant {
     Variant::new(&FILE, [element_define(dtype), define("SHARED_BYTES", SHARED)])
 }
 
-/// Writes the sum of each column of a `[rows, cols]` matrix of T to the f32 vector `out`, or adds it.
+/// Writes the sum of each column of a `[rows, cols]` matrix of T, each row times its factor where there are some, to the f32
+/// vector `out`, or adds it.
 ///
 /// # Safety
 /// The addresses are memory of the stream's device that stays valid until the kernel has run.
 pub(crate) unsafe fn column_sums(
     stream: &Stream,
     dtype: DType,
-    matrix: Tensor,
+    (matrix, scale): (Tensor, Option<u64>),
     [rows, cols]: [usize; 2],
     out: u64,
     accumulate: Accumulate,
@@ -59,6 +88,7 @@ pub(crate) unsafe fn column_sums(
     let params = ColumnSumsParams {
         matrix: matrix.data,
         out,
+        scale: scale.unwrap_or(0),
         stride: matrix.stride,
         rows: signed(rows),
         cols: signed(cols),
@@ -72,6 +102,73 @@ pub(crate) unsafe fn column_sums(
     };
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
     unsafe { launch(stream, &function, &config, &params) }
+}
+
+/// Multiplies rows of dh, and of h, `[rows, cols]` of T, with their factors, and writes the sum of h·dh of each before that,
+/// where there is h.
+///
+/// # Safety
+/// As [`column_sums`].
+pub(crate) unsafe fn scale_rows(
+    stream: &Stream,
+    dtype: DType,
+    (dh, h): (Tensor, Option<Tensor>),
+    [rows, cols]: [usize; 2],
+    scale: RowScale,
+) -> Result<()> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let function = stream.cuda().function(&variant(dtype), "scale_rows", 0)?;
+    let h = h.unwrap_or(Tensor::new(0, 0));
+    let params = ScaleRowsParams {
+        dh: dh.data,
+        h: h.data,
+        scale: scale.factors,
+        dots: scale.dots,
+        dh_stride: dh.stride,
+        h_stride: h.stride,
+        rows: signed(rows),
+        cols: signed(cols),
+    };
+    // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
+    unsafe { launch(stream, &function, &warps(rows), &params) }
+}
+
+/// Writes the gradient of each row's factor: of `parts` sums of h·dh, `[parts, rows]`, and of dy·b where there is a bias of T.
+///
+/// # Safety
+/// As [`column_sums`].
+pub(crate) unsafe fn row_dots(
+    stream: &Stream,
+    dtype: DType,
+    (dots, parts): (u64, usize),
+    (dy, bias): (Tensor, Option<u64>),
+    [rows, cols]: [usize; 2],
+    out: u64,
+) -> Result<()> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let function = stream.cuda().function(&variant(dtype), "row_dots", 0)?;
+    let params = RowDotsParams {
+        dots,
+        dy: dy.data,
+        bias: bias.unwrap_or(0),
+        out,
+        parts: signed(parts),
+        dy_stride: dy.stride,
+        rows: signed(rows),
+        cols: signed(cols),
+    };
+    // SAFETY: as above.
+    unsafe { launch(stream, &function, &warps(rows), &params) }
+}
+
+/// A warp for each row.
+fn warps(rows: usize) -> LaunchConfig {
+    let grid = [rows.div_ceil(ROWS) as u32, 1, 1];
+    LaunchConfig { grid, block: THREADS, ..LaunchConfig::default() }
 }
 
 /// Rounds a `[rows, cols]` matrix of f32 to T.

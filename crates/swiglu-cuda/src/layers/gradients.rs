@@ -1,9 +1,9 @@
 //! Where the gradients of a layer go.
 
-use swiglu_core::{Accumulate, DType, Element, Error, GradientShapes};
+use swiglu_core::{Accumulate, DType, Element, Error, GradientShapes, expect_unscaled};
 
 use crate::device::error::{CudaError, Result};
-use crate::device::memory::DeviceMatrixMut;
+use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::kernels::elementwise::Tensor;
 use crate::layers::activation::tensor;
@@ -37,6 +37,11 @@ pub struct DeviceGradientsMut<'a, T> {
     pub up_bias: Option<DeviceMatrixMut<'a, f32>>,
     /// ∂L/∂bd, `[1, K]`, of a block.
     pub down_bias: Option<DeviceMatrixMut<'a, f32>>,
+    /// What each row of a block's result was multiplied with, `[1, M]`, before the gradient that is given, which is that of
+    /// scale ⊙ y: as a router weighs the tokens of an expert. All gradients are then those through the product.
+    pub scaled_by: Option<DeviceMatrixRef<'a, f32>>,
+    /// ∂L/∂scale of each row, `[1, M]`, of a block: always overwritten. y need not be kept for it.
+    pub row_scale: Option<DeviceMatrixMut<'a, f32>>,
     /// Whether gradients of weights and biases replace what is there or are added to it.
     pub accumulate: Accumulate,
     /// Whether products of gate and of up stay apart, as those of two linear maps, wherever in memory weights and gradients lie;
@@ -55,6 +60,8 @@ impl<T> Default for DeviceGradientsMut<'_, T> {
             gate_bias: None,
             up_bias: None,
             down_bias: None,
+            scaled_by: None,
+            row_scale: None,
             accumulate: Accumulate::Overwrite,
             apart: false,
         }
@@ -99,6 +106,10 @@ impl<'a, T: Element> DeviceGradientsMut<'a, T> {
         with_up_bias(up_bias: DeviceMatrixMut<'a, f32>, Some(up_bias));
         /// A place for ∂L/∂bd.
         with_down_bias(down_bias: DeviceMatrixMut<'a, f32>, Some(down_bias));
+        /// The factors of a block's rows.
+        with_scaled_by(scaled_by: DeviceMatrixRef<'a, f32>, Some(scaled_by));
+        /// A place for the gradient of each row's factor.
+        with_row_scale(row_scale: DeviceMatrixMut<'a, f32>, Some(row_scale));
         /// Adds to what is there, or replaces it.
         with_accumulate(accumulate: Accumulate);
         /// Keeps products of gate and of up apart.
@@ -128,6 +139,11 @@ impl<'a, T: Element> DeviceGradientsMut<'a, T> {
                 }));
             }
         }
+        if down.is_none() {
+            expect_unscaled(self.scaled_by.is_some() || self.row_scale.is_some())?;
+        }
+        self.scaled_by.as_ref().map_or(Ok(()), |s| s.admit("row scale", [1, m], stream))?;
+        self.row_scale.as_ref().map_or(Ok(()), |s| s.admit("d_row_scale", [1, m], stream))?;
         for (what, place) in [("db_gate", &self.gate_bias), ("db_up", &self.up_bias)] {
             place.as_ref().map_or(Ok(()), |b| b.admit(what, [1, intermediate], stream))?;
         }

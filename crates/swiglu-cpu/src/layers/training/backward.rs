@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use swiglu_core::{
-    Element, GradientsMut, MatrixMut, MatrixRef, Orientation, Path, Problem, Result,
+    Element, GradientsMut, MatrixMut, MatrixRef, Orientation, Path, Problem, Result, RowScale,
 };
 
 use super::super::gated::{matrix_bytes, matrix_in};
@@ -11,13 +11,14 @@ use super::super::linear::Linear;
 use super::super::pass::linear_map;
 use super::factor::Factor;
 use super::saved::halves;
-use super::wants_inner;
+use super::{wants_dh, wants_inner};
 use crate::columns::sum_columns;
 use crate::compiled;
 use crate::cpu::Cpu;
 use crate::differentiated::{Dh, Differentiated, DifferentiatedRows, WORK};
-use crate::epilogue::Rows;
+use crate::epilogue::{Factors, Rows};
 use crate::order::Order;
+use crate::panels::SendPtr;
 use crate::team::Step;
 use crate::workspace::{Tokens, cut, total};
 
@@ -36,7 +37,19 @@ pub(super) struct Backward<'a, T> {
 pub(super) struct Down<'a, T> {
     /// From ∂L/∂y to ∂L/∂h: there where anything behind it is wanted.
     pub(super) dh: Option<&'a Linear<T>>,
+    /// Its bias, K values.
+    pub(super) bias: Option<&'a [f32]>,
     pub(super) orientation: Orientation,
+}
+
+impl<T: Element> Down<'_, T> {
+    /// Sums of h·dh for each row: of each panel of the epilogue, or one.
+    fn dots(&self, path: Path) -> usize {
+        match (path, self.dh) {
+            (Path::Fused, Some(dh)) => dh.weights().panels(),
+            _ => 1,
+        }
+    }
 }
 
 impl<T: Element> Backward<'_, T> {
@@ -51,15 +64,28 @@ impl<T: Element> Backward<'_, T> {
     ) -> Result<()> {
         let (cpu, m, features) = (self.cpu, x.rows(), self.problem.intermediate);
         let h_bytes = into.down.as_ref().map_or(0, |_| matrix_bytes::<T>(m, features));
-        cpu.workspaces().with(total([h_bytes]), |memory| {
-            let [h] = cut(memory, [h_bytes]);
+        let scales = into.row_scale.is_some();
+        let dots = self.down.as_ref().filter(|_| scales).map_or(0, |down| down.dots(self.path));
+        let dots_bytes = matrix_bytes::<f32>(m, dots);
+        cpu.workspaces().with(total([h_bytes, dots_bytes]), |memory| {
+            let [h, dots_in] = cut(memory, [h_bytes, dots_bytes]);
             let first = h.as_mut_ptr().cast::<T>();
             let h = into.down.as_ref().map(|_| Rows { first, stride: features, cols: features });
             let to = halves(grads.as_mut_slice().as_mut_ptr(), features);
-            let of = self.differentiated(gate_up, to, h);
-            match (wants_inner(into), &self.down) {
+            let mut dots_in = matrix_in::<f32>(dots_in, m, dots)?;
+            let first = dots_in.as_mut_slice().as_mut_ptr();
+            let of = Differentiated {
+                h,
+                scale: (into.scaled_by != RowScale::None).then(|| Factors::of(into.scaled_by)),
+                dots: scales.then_some(Rows { first, stride: dots, cols: dots }),
+                ..self.differentiated(gate_up, to)
+            };
+            match (wants_dh(into), &self.down) {
                 (true, Some(Down { dh: Some(dh), .. })) => self.through_down(dh, dy, of)?,
                 _ => self.differentiate(of, m, None),
+            }
+            if let Some(place) = &mut into.row_scale {
+                self.of_factors(dots_in.as_ref(), dy, place);
             }
             if let (Some(place), Some(h), Some(down)) = (&mut into.down, h, &self.down) {
                 // SAFETY: the part holds m rows, written just now, and nothing else uses them.
@@ -81,10 +107,27 @@ impl<T: Element> Backward<'_, T> {
         &self,
         [gate, up]: [Rows<T>; 2],
         into: [Rows<T>; 2],
-        h: Option<Rows<T>>,
     ) -> Differentiated<T> {
         let (activation, numerics) = (self.problem.activation, self.problem.numerics);
-        Differentiated { activation, numerics, gate, up, into, h }
+        let (h, scale, dots) = (None, None, None);
+        Differentiated { activation, numerics, gate, up, into, h, scale, dots }
+    }
+
+    /// The gradient of each row's factor: its sums of h·dh, in order, and what goes through the bias.
+    fn of_factors(&self, dots: MatrixRef<'_, f32>, dy: MatrixRef<'_, T>, out: &mut [f32]) {
+        let bias = self.down.as_ref().and_then(|down| down.bias);
+        let (m, out) = (dy.rows(), SendPtr(out.as_mut_ptr()));
+        let run = |rows: Range<usize>, _: usize| {
+            for row in rows {
+                let products = bias.into_iter().flatten().zip(dy.row(row));
+                let through_bias: f32 = products.map(|(b, dy)| b * dy.to_f32()).sum();
+                let sum: f32 = dots.row(row).iter().sum();
+                // SAFETY: each row has a place, and is one worker's.
+                unsafe { *out.get().add(row) = sum + through_bias };
+            }
+        };
+        let read = dots.cols() + bias.map_or(0, <[f32]>::len);
+        self.cpu.run_work((2.0 * (m * read) as f64, 0.0), &[Step { units: m, run: &run }]);
     }
 
     /// dh = dy·Wdᵀ and the derivative behind it: in its epilogue, or on the unfused path over dh in memory.
@@ -156,10 +199,10 @@ impl<T: Element> Backward<'_, T> {
         let (dgate, dup) = (dgate_up.cols_range(0..h)?, dgate_up.cols_range(h..2 * h)?);
         let accumulate = into.accumulate;
         if let Some(bias) = &mut into.gate_bias {
-            sum_columns(cpu, dgate, bias, accumulate);
+            sum_columns(cpu, (dgate, RowScale::None), bias, accumulate);
         }
         if let Some(bias) = &mut into.up_bias {
-            sum_columns(cpu, dup, bias, accumulate);
+            sum_columns(cpu, (dup, RowScale::None), bias, accumulate);
         }
         let places = [(dgate, &mut into.gate), (dup, &mut into.up)];
         let mut wanted = places.into_iter().filter_map(|(d, place)| Some((d, place.as_mut()?)));

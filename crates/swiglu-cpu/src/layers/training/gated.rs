@@ -178,7 +178,7 @@ impl<T: Element> GatedLinear<T> {
         self.with_gate_up(cpu, saved, |x, mut gate_up| {
             let rows = halves(gate_up.as_mut_slice().as_mut_ptr(), self.intermediate());
             let pass = self.pass(cpu)?;
-            pass.differentiate(pass.differentiated(rows, rows, None), m, Some(dh));
+            pass.differentiate(pass.differentiated(rows, rows), m, Some(dh));
             pass.inner(x, gate_up.as_ref(), &mut into)
         })
     }

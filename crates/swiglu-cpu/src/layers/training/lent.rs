@@ -10,7 +10,7 @@ use super::super::linear::Stored;
 use super::super::mlp::Mlp;
 use super::super::pass::out_rows;
 use super::backward::{Backward, Down};
-use super::{MlpTraining, begin, clear, dx_of, expect_shape, wants_inner};
+use super::{MlpTraining, begin, clear, dx_of, expect_shape, wants_dh};
 use crate::buffer::Buffer;
 use crate::cpu::{CallOptions, Cpu};
 use crate::epilogue::{Kept, Rows};
@@ -136,8 +136,8 @@ impl<'a, T: Element> LentMlp<'a, T> {
         if !begin(cpu, dy, &mut into) {
             return Ok(());
         }
-        let inner = wants_inner(&into);
-        let mut dh = match inner {
+        let wants_dh = wants_dh(&into);
+        let mut dh = match wants_dh {
             true => Some(MlpTraining::new(cpu, self.room(h, k)?, &self.params)?.dh),
             false => None,
         };
@@ -145,11 +145,11 @@ impl<'a, T: Element> LentMlp<'a, T> {
             Some(_) => Some(dx_of(cpu, self.room(k, 2 * h)?, &self.params.gated)?),
             None => None,
         };
-        let down = Some(Down { dh: dh.as_ref(), orientation });
+        let down = Some(Down { dh: dh.as_ref(), bias: self.params.down_bias, orientation });
         let pass = Backward { cpu, problem, path: Path::Fused, dx: dx.as_ref(), down };
         let (first, stride) = (kept.as_slice().as_ptr().cast_mut(), kept.row_stride());
         let gate_up = [0, h].map(|at| Rows { first: first.wrapping_add(at), stride, cols: h });
-        let cols = if inner { 2 * h } else { 0 };
+        let cols = if wants_dh { 2 * h } else { 0 };
         let result = cpu.workspaces().with(matrix_bytes::<T>(m, cols), |memory| {
             pass.block((x, dy), gate_up, matrix_in(memory, m, cols)?, &mut into)
         });

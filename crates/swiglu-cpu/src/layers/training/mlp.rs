@@ -168,7 +168,8 @@ impl<T: Element> Mlp<T> {
         self.gated.with_gate_up(cpu, saved, |x, mut gate_up| {
             let rows = halves(gate_up.as_mut_slice().as_mut_ptr(), self.problem.intermediate);
             let training = self.trained()?;
-            let down = Down { dh: Some(&training.dh), orientation: training.down_orientation };
+            let (dh, bias) = (Some(&training.dh), self.down.bias(self.problem.hidden));
+            let down = Down { dh, bias, orientation: training.down_orientation };
             let pass = Backward { down: Some(down), ..self.gated.pass(cpu)? };
             pass.block((x, dy), rows, gate_up, &mut into)
         })

@@ -168,6 +168,11 @@ pub(super) fn expect_shape<T>(
     }
 }
 
+/// Whether anything is wanted that follows from ∂L/∂h.
+pub(super) fn wants_dh<T>(into: &GradientsMut<'_, T>) -> bool {
+    wants_inner(into) || into.row_scale.is_some()
+}
+
 /// Whether anything is wanted that follows from the gradients of gate and up.
 pub(super) fn wants_inner<T>(into: &GradientsMut<'_, T>) -> bool {
     into.dx.is_some()
@@ -184,9 +189,9 @@ pub(super) fn begin<T: Element>(
     into: &mut GradientsMut<'_, T>,
 ) -> bool {
     if let Some(bias) = &mut into.down_bias {
-        sum_columns(cpu, dy, bias, into.accumulate);
+        sum_columns(cpu, (dy, into.scaled_by), bias, into.accumulate);
     }
-    wants_inner(into) || into.down.is_some()
+    wants_dh(into) || into.down.is_some()
 }
 
 /// The gradients of no tokens: zeros, or what is there.

@@ -116,6 +116,24 @@ fn judge<T: Element>(cuda: &Cuda, launch: Launch) {
     let h_there = There::<T>::poisoned(&stream, [m, h], lies[1]);
     let grads = if in_place { &inputs } else { &elsewhere };
     let wants_h = turn % 4 != 0;
+    // Factors that round nothing, in half of the launches.
+    let factors: Vec<f32> = (0..m).map(|row| [1.0, -2.0, 0.5, 4.0][row % 4]).collect();
+    let scaled = turn % 2 == 1 && kernel != Kernel::Sm90(sm90_dgated_gemm::Config::WIDE);
+    let parts = h.div_ceil(kernel.columns_of_dots());
+    let vector = |values: Vec<f32>| {
+        let matrix = Matrix::from_vec(values, 1, parts.max(1) * m).unwrap();
+        DeviceMatrix::from_host(&stream, matrix.view()).unwrap()
+    };
+    let factors_there = vector((0..parts * m).map(|at| factors[at % m]).collect());
+    let dots_there = vector(vec![f32::NAN; parts * m]);
+    let scale = scaled.then(|| RowScale {
+        factors: if turn % 3 == 0 { 0 } else { factors_there.buffer().device_ptr() },
+        dots: if turn % 5 == 0 { 0 } else { dots_there.buffer().device_ptr() },
+    });
+    let factor_of = |row: usize| match scale {
+        Some(RowScale { factors: 1.., .. }) => factors[row],
+        _ => 1.0,
+    };
     let maps = LayerMaps::new();
     let call = Call {
         code: GateCode::new(&act, numerics, T::DTYPE),
@@ -133,6 +151,7 @@ fn judge<T: Element>(cuda: &Cuda, launch: Launch) {
         inputs: inputs.each_ref().map(There::tensor),
         grads: grads.each_ref().map(There::tensor),
         h: wants_h.then(|| h_there.tensor()),
+        scale,
         maps: &maps,
     };
     let what = format!("{launch:?} of {} {act} {numerics}", T::DTYPE);
@@ -140,13 +159,22 @@ fn judge<T: Element>(cuda: &Cuda, launch: Launch) {
     // SAFETY: matrices of this device that outlive the copies below; the gradients lie as gate and up do, or elsewhere.
     unsafe { kernel.launch(&stream, &call) }.unwrap();
     let read = GateUpRef::separate(gate.view(), up.view()).unwrap();
-    let gradients = bounds::activation_backward(&act, numerics, &read, dh.view()).unwrap();
+    let by_factor = |matrix: &Matrix<T>, inverse: bool| {
+        let values = matrix.as_slice().iter().enumerate().map(|(at, v)| {
+            let factor = factor_of(at / h);
+            T::from_f32(v.to_f32() * if inverse { 1.0 / factor } else { factor })
+        });
+        Matrix::from_values(values, m, h).unwrap()
+    };
+    let scaled_dh = by_factor(&dh, false);
+    let gradients = bounds::activation_backward(&act, numerics, &read, scaled_dh.view()).unwrap();
     let value = bounds::activation(&act, numerics, &read).unwrap();
+    judge_dots(&dots_there, scale, [&value.value, &value.bound], &dh, parts, &what);
     let [gate_grad, up_grad, h_left] =
         [&grads[0], &grads[1], &h_there].map(|matrix| matrix.to_host(&what));
     let mut written = vec![("gate", gate_grad, &gradients[0]), ("up", up_grad, &gradients[1])];
     if wants_h {
-        written.push(("h", h_left, &value));
+        written.push(("h", by_factor(&h_left, true), &value));
     } else {
         assert!(h_left.as_slice().iter().all(|v| v.to_f32().is_nan()), "{what} wrote h");
     }
@@ -158,6 +186,33 @@ fn judge<T: Element>(cuda: &Cuda, launch: Launch) {
         for (read, host) in inputs.iter().zip([&gate, &up]) {
             assert!(read.to_host(&what) == *host, "{what} wrote what it reads");
         }
+    }
+}
+
+/// Each row's sums of h·dh, of which the parts are of so many columns, within what h may be off by and what sums are.
+fn judge_dots<T: Element>(
+    found: &DeviceMatrix<f32>,
+    scale: Option<RowScale>,
+    [h, bound]: [&Matrix<f64>; 2],
+    dh: &Matrix<T>,
+    parts: usize,
+    what: &str,
+) {
+    let found = found.to_host().unwrap();
+    if scale.is_none_or(|scale| scale.dots == 0) {
+        assert!(found.as_slice().iter().all(|v| v.is_nan()), "{what} wrote sums");
+        return;
+    }
+    let (m, features) = (dh.rows(), dh.cols());
+    for row in 0..m {
+        let sum: f64 = (0..parts).map(|part| f64::from(found[(0, part * m + row)])).sum();
+        let terms = || (0..features).map(|j| (dh[(row, j)].to_f64(), h[(row, j)], bound[(row, j)]));
+        let exact: f64 = terms().map(|(dh, h, _)| dh * h).sum();
+        let size = |(dh, h, off): (f64, f64, f64)| {
+            dh.abs() * (off + (h.abs() + off) * features as f64 * f64::from(f32::EPSILON))
+        };
+        let most: f64 = terms().map(size).sum();
+        assert!((sum - exact).abs() <= most, "{what}: row {row}: {sum}, {exact} within {most}");
     }
 }
 
@@ -173,11 +228,13 @@ fn every_tile_of_hopper_differentiates() {
                 return swiglu_testing::not_run("a device without wgmma");
             }
             for (n, orientation) in Orientation::ALL.into_iter().enumerate() {
-                let (turn, lies) = (5 * i + 3 * j + n, [Lies::DENSE; 2]);
-                judge::<bf16>(
-                    &cuda,
-                    Launch { kernel, shape, orientation, lies, in_place: true, turn },
-                );
+                let lies = [Lies::DENSE; 2];
+                // With factors of rows and without.
+                for turn in [0, 1].map(|k| 5 * i + 3 * j + n + 7 * k) {
+                    let in_place = true;
+                    let launch = Launch { kernel, shape, orientation, lies, in_place, turn };
+                    judge::<bf16>(&cuda, launch);
+                }
             }
         }
     }

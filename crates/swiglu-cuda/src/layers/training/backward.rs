@@ -10,10 +10,10 @@ use crate::device::error::Result;
 use crate::device::memory::DeviceMatrixRef;
 use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
-use crate::kernels::dgated_gemm::Kernel as DgatedKernel;
+use crate::kernels::dgated_gemm::{Kernel as DgatedKernel, RowScale};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
-use crate::kernels::sums::{column_sums, round_sums};
+use crate::kernels::sums::{column_sums, round_sums, row_dots};
 use crate::layers::activation::tensor;
 use crate::layers::gradients::{DeviceGradientsMut, Place};
 use crate::layers::layer::Layer;
@@ -48,14 +48,23 @@ impl<K, T: Element> Layer<K, T> {
         // Scratch memory lies at whole addresses, wherever that is.
         let [saved, grads] = placed.at(0);
         let h = into.down.is_some().then(|| Tensor::new(0, placed.half));
-        let io = BlockTensors { m, dy: tensor(out_grad), saved, grads, h };
+        let of_factors = into.row_scale.is_some();
+        let scaled = into.scaled_by.is_some() || of_factors;
+        let scale = scaled.then_some(RowScale { factors: 0, dots: 0 });
+        let io = BlockTensors { m, dy: tensor(out_grad), saved, grads, h, scale };
         let fused = match self.problem.op {
             Op::Mlp => self.dgated_kernel(&self.dgated_call(dense.down()?, io, dense)),
             _ => None,
         };
-        // Only ∂L/∂Wd needs h.
-        let parts = placed.needs(fused.is_none(), into.down.is_some()).parts(&self.cuda);
-        Ok(Passes { placed, fused, parts })
+        let dots = match fused {
+            _ if !of_factors => 0,
+            Some(kernel) => self.problem.intermediate.div_ceil(kernel.columns_of_dots()),
+            None => 1,
+        };
+        // ∂L/∂Wd needs h, and step by step a factor's gradient does.
+        let wants_h = into.down.is_some() || fused.is_none() && of_factors;
+        let parts = placed.needs(fused.is_none(), wants_h, dots).parts(&self.cuda);
+        Ok(Passes { placed, fused, wants_h, dots, parts })
     }
 
     /// Enqueues the gradients that `into` has places for, from ∂L/∂y (of a gated linear layer ∂L/∂h), and from gate and up
@@ -99,17 +108,23 @@ impl<K, T: Element> Layer<K, T> {
         self.operands.admit(stream)?;
 
         let lt = self.cuda.lt()?;
-        let Passes { placed, fused, parts } =
+        let Passes { placed, fused, wants_h, dots, parts } =
             self.backward_passes(dense, &out_grad, kept.tensors(), &into)?;
         let Placed { half, both, up_again, round_dx, .. } = placed;
         let (x, dy) = (tensor(&x), tensor(&out_grad));
         let size = size_of::<T>() as u64;
         self.cuda.with_workspace(stream, scratch.as_deref(), parts.total(), |work| {
             let at = |offset: usize| work.ptr + offset as u64;
-            let activated = into.down.is_some().then(|| Tensor::new(at(0), half));
+            let activated = wants_h.then(|| Tensor::new(at(0), half));
             let dh_at = Tensor::new(at(parts.h), half);
             let [saved, grads] = placed.at(at(parts.h + parts.dh));
-            let sums_at = |cols| Tensor::new(at(parts.h + parts.dh + parts.gate_up), cols);
+            let dots_at = at(parts.h + parts.dh + parts.gate_up);
+            let sums_at = |cols| Tensor::new(dots_at + parts.dots as u64, cols);
+            let factors = into.scaled_by.as_ref().map(DeviceMatrixRef::device_ptr);
+            let scale = (factors.is_some() || dots > 0).then(|| RowScale {
+                factors: factors.unwrap_or(0),
+                dots: if dots > 0 { dots_at } else { 0 },
+            });
             let scratch = at(parts.total() - parts.lt);
             let by = Multiply {
                 cuda: &self.cuda,
@@ -128,7 +143,7 @@ impl<K, T: Element> Layer<K, T> {
                 }
                 match down {
                     Some(down) => {
-                        let io = BlockTensors { m, dy, saved, grads, h: activated };
+                        let io = BlockTensors { m, dy, saved, grads, h: activated, scale };
                         match fused {
                             Some(kernel) => {
                                 kernel.launch(stream, &self.dgated_call(down, io, dense))?;
@@ -137,6 +152,10 @@ impl<K, T: Element> Layer<K, T> {
                         }
                     }
                     None => run.through_activation(m, dy, saved, grads)?,
+                }
+                if let (Some(to), Some(down)) = (&into.row_scale, down) {
+                    let (dots, dy) = ((dots_at, dots), (dy, down.bias));
+                    row_dots(stream, T::DTYPE, dots, dy, [m, k], to.device_ptr())?;
                 }
                 let [gate, up] = grads.map(|at| Factor { at, shape: [m, h] });
                 if let Some(dx) = &into.dx {
@@ -176,11 +195,19 @@ impl<K, T: Element> Layer<K, T> {
                 let add = into.accumulate;
                 for (bias, of) in [(&into.gate_bias, gate), (&into.up_bias, up)] {
                     if let Some(bias) = bias {
-                        column_sums(stream, T::DTYPE, of.at, of.shape, bias.device_ptr(), add)?;
+                        column_sums(
+                            stream,
+                            T::DTYPE,
+                            (of.at, None),
+                            of.shape,
+                            bias.device_ptr(),
+                            add,
+                        )?;
                     }
                 }
                 if let Some(bias) = &into.down_bias {
-                    column_sums(stream, T::DTYPE, dy, [m, k], bias.device_ptr(), add)?;
+                    let rows = (dy, factors);
+                    column_sums(stream, T::DTYPE, rows, [m, k], bias.device_ptr(), add)?;
                 }
             }
             Ok(())
@@ -192,5 +219,8 @@ struct Passes {
     placed: Placed,
     /// The kernel for gradients of gate and up, where one takes this call.
     fused: Option<DgatedKernel>,
+    wants_h: bool,
+    /// Sums of h·dh of each row.
+    dots: usize,
     parts: Parts,
 }

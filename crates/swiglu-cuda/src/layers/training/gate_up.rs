@@ -9,7 +9,7 @@ use crate::device::lt::{LinearWeights, Lt};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
-use crate::kernels::dgated_gemm::{Call as DgatedCall, Kernel as DgatedKernel};
+use crate::kernels::dgated_gemm::{Call as DgatedCall, Kernel as DgatedKernel, RowScale};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::gate::Formula;
 use crate::layers::activation::tensor;
@@ -27,6 +27,7 @@ pub(super) struct BlockTensors {
     pub(super) saved: [Tensor; 2],
     pub(super) grads: [Tensor; 2],
     pub(super) h: Option<Tensor>,
+    pub(super) scale: Option<RowScale>,
 }
 
 impl<K, T: Element> Layer<K, T> {
@@ -37,7 +38,8 @@ impl<K, T: Element> Layer<K, T> {
         let fused = self.operands.dense().ok().and_then(|dense| {
             let dense_rows = |cols| Tensor::new(0, cols);
             let saved = [dense_rows(h); 2];
-            let io = BlockTensors { m, dy: dense_rows(k), saved, grads: saved, h: Some(saved[0]) };
+            let (dy, h) = (dense_rows(k), Some(saved[0]));
+            let io = BlockTensors { m, dy, saved, grads: saved, h, scale: None };
             self.dgated_kernel(&self.dgated_call(dense.down().ok()?, io, dense))
         });
         match fused {
@@ -87,6 +89,7 @@ impl<K, T: Element> Layer<K, T> {
             saved: inputs.map(|m| tensor(&m)),
             grads: [&grads[0], &grads[1]].map(|m| tensor(&m.as_ref())),
             h: h.map(|h| tensor(&h.as_ref())),
+            scale: None,
         };
         let fused = self.dgated_kernel(&self.dgated_call(down, io, dense));
         let dh = match fused {
@@ -134,7 +137,7 @@ impl<K, T: Element> Layer<K, T> {
         io: BlockTensors,
         dense: &'a Dense<T>,
     ) -> DgatedCall<'a> {
-        let BlockTensors { m, dy, saved, grads, h } = io;
+        let BlockTensors { m, dy, saved, grads, h, scale } = io;
         DgatedCall {
             code: self.code(),
             formula: Formula::new(&self.problem.activation),
@@ -144,6 +147,7 @@ impl<K, T: Element> Layer<K, T> {
             inputs: saved,
             grads,
             h,
+            scale,
             maps: &dense.down_maps,
         }
     }

@@ -2,7 +2,7 @@
 
 use swiglu_core::{
     Accumulate, Element, GradientMut, GradientShapes, GradientsMut, Matrix, MatrixMut, MatrixRef,
-    SavePolicy, StridedRef,
+    RowScale, SavePolicy, StridedRef,
 };
 
 use super::kept::DeviceKeptMut;
@@ -147,6 +147,15 @@ impl<K, T: Element> Layer<K, T> {
             to.map(|to| place(&stream, to, add)).transpose()
         };
         let mut biases = [bias(&into.gate_bias)?, bias(&into.up_bias)?, bias(&into.down_bias)?];
+        let factors = match into.scaled_by {
+            RowScale::None => None,
+            scale => {
+                let factors = Matrix::from_values((0..m).map(|row| scale.of_row(row)), 1, m)?;
+                Some(DeviceMatrix::from_host(&stream, factors.view())?)
+            }
+        };
+        let of_factors = into.row_scale.is_some().then(|| DeviceMatrix::new(&stream, 1, m));
+        let mut of_factors = of_factors.transpose()?;
         {
             let [gate, up, down] = weights.each_mut().map(|w| w.as_mut().map(Weight::place));
             let [gate_bias, up_bias, down_bias] =
@@ -159,8 +168,9 @@ impl<K, T: Element> Layer<K, T> {
                 gate_bias,
                 up_bias,
                 down_bias,
-                accumulate: into.accumulate,
-                apart: false,
+                scaled_by: factors.as_ref().map(DeviceMatrix::view),
+                row_scale: of_factors.as_mut().map(DeviceMatrix::view_mut),
+                ..DeviceGradientsMut::default().with_accumulate(into.accumulate)
             };
             self.backward(&stream, x.view(), dy.view(), kept.view_mut()?, there, None)?;
         }
@@ -173,8 +183,10 @@ impl<K, T: Element> Layer<K, T> {
                 from.download(&stream, to)?;
             }
         }
-        let places = [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias];
-        for (from, to) in biases.iter().zip(places) {
+        let places =
+            [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias, &mut into.row_scale];
+        let biases = biases.iter().chain([&of_factors]);
+        for (from, to) in biases.zip(places) {
             if let (Some(from), Some(to)) = (from, to) {
                 let cols = to.len();
                 from.view().download(&stream, MatrixMut::new(to, 1, cols)?)?;

@@ -11,6 +11,7 @@ use crate::device::stream::Stream;
 use crate::kernels::elementwise::{self, Extent, GateUp, Stored, Tensor};
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::gate::{Formula, GateCode};
+use crate::kernels::sums::scale_rows;
 use crate::layers::gradients::{DeviceGradientMut, DeviceGradientsMut, Place};
 use crate::layers::layer::Layer;
 
@@ -87,7 +88,7 @@ impl<K, T: Element> Run<'_, K, T> {
         io: BlockTensors,
         dh: Tensor,
     ) -> Result<()> {
-        let BlockTensors { m, dy, saved, grads, h } = io;
+        let BlockTensors { m, dy, saved, grads, h, scale } = io;
         if m == 0 || down.in_features == 0 {
             return Ok(());
         }
@@ -101,6 +102,10 @@ impl<K, T: Element> Run<'_, K, T> {
                 let inputs =
                     GateUp { gate: saved[0], up: saved[1], group: 0, stored: Stored::Elements };
                 elementwise::forward(self.by.stream, self.extent(m), inputs, h)?;
+            }
+            if let Some(scale) = scale {
+                let shape = [m, down.in_features];
+                scale_rows(self.by.stream, T::DTYPE, (dh, h), shape, scale)?;
             }
             self.through_activation(m, dh, saved, grads)
         }

@@ -78,7 +78,7 @@ impl Placed {
         }
     }
 
-    pub(super) fn needs(&self, stores_dh: bool, wants_h: bool) -> Needs {
+    pub(super) fn needs(&self, stores_dh: bool, wants_h: bool, dots: usize) -> Needs {
         let [m, k] = self.rows;
         let sums_of_dx = if self.round_dx { m.saturating_mul(k) } else { 0 };
         let sums_of_up =
@@ -92,6 +92,7 @@ impl Placed {
             stores_dh,
             has_up: self.kept.up.is_some(),
             moves: self.moves,
+            dots,
             sums: sums_of_dx.max(sums_of_up),
         }
     }
@@ -114,6 +115,8 @@ pub(super) struct Needs {
     pub(super) has_up: bool,
     /// Whether gradients of gate and up do not lie where these do: elsewhere they lie as one product takes both.
     pub(super) moves: bool,
+    /// Sums of h·dh that a row has on the way to the gradient of its factor.
+    pub(super) dots: usize,
     /// Values in f32, which are first an up and then ∂L/∂x.
     pub(super) sums: usize,
 }
@@ -125,6 +128,7 @@ pub(super) struct Parts {
     pub(super) dh: usize,
     /// An up that was not kept, and gradients of gate and up.
     pub(super) gate_up: usize,
+    pub(super) dots: usize,
     pub(super) sums: usize,
     pub(super) lt: usize,
 }
@@ -137,6 +141,7 @@ impl Needs {
             h: with(self.wants_h),
             dh: with(self.is_block && self.stores_dh),
             gate_up: if self.moves { rows(2 * self.half) } else { with(!self.has_up) },
+            dots: part([self.tokens, self.dots, size_of::<f32>()]),
             sums: part([self.sums, size_of::<f32>()]),
             lt: Lt::scratch_bytes(cuda.arch()),
         }
@@ -145,15 +150,15 @@ impl Needs {
 
 impl Parts {
     pub(super) fn total(&self) -> usize {
-        [self.h, self.dh, self.gate_up, self.sums, self.lt]
+        [self.h, self.dh, self.gate_up, self.dots, self.sums, self.lt]
             .into_iter()
             .fold(0, usize::saturating_add)
     }
 }
 
 impl Cuda {
-    /// Bytes of memory that a backward pass of a layer with packed weights takes meanwhile, for all gradients: scratch memory
-    /// of the stream, and where nothing was kept gate and up.
+    /// Bytes of memory that a backward pass of a layer with packed weights takes meanwhile, for all gradients but those of rows'
+    /// factors: scratch memory of the stream, and where nothing was kept gate and up.
     pub fn backward_scratch_bytes(
         &self,
         problem: &Problem,
@@ -172,6 +177,7 @@ impl Cuda {
             stores_dh: self.differentiated(problem, path).is_none(),
             has_up,
             moves: hidden > 0 && h > 0 && !(has_up && half == h),
+            dots: 0,
             sums: if !has_up && self.up_again(problem, path) == Stored::Sums {
                 m.saturating_mul(half)
             } else {
@@ -214,11 +220,17 @@ mod tests {
         let into = DeviceGradientsMut::default().with_dx(dx.view_mut());
         let placed = Placed::new(layer, m, dense, kept, &into);
         let [saved, grads] = placed.at(0);
-        let io =
-            BlockTensors { m, dy: Tensor::new(0, k), saved, grads, h: Some(Tensor::new(0, half)) };
+        let io = BlockTensors {
+            m,
+            dy: Tensor::new(0, k),
+            saved,
+            grads,
+            h: Some(Tensor::new(0, half)),
+            scale: None,
+        };
         let down = dense.down().ok();
         let fused = down.and_then(|down| layer.dgated_kernel(&layer.dgated_call(down, io, dense)));
-        placed.needs(fused.is_none(), down.is_some()).parts(&layer.cuda).total()
+        placed.needs(fused.is_none(), down.is_some(), 0).parts(&layer.cuda).total()
     }
 
     /// The same, of which pre-activations take a part before, and with these, where nothing was kept.
