@@ -15,12 +15,13 @@ static_assert(kWarps * kColumns * 4 == SHARED_BYTES, "the host and the kernel di
 
 struct ColumnSumsParams {
   u64 in, out;  // out: f32
-  u64 scale;    // factors of the rows, or 0
   i64 stride, rows, cols;
   i64 accumulate;  // whether they are added to what is there
+  u64 scale;       // factors of the rows, of scaled sums
 };
 
-KERNEL(kThreads, 1, column_sums)(KERNEL_PARAMS(ColumnSumsParams) p) {
+template <bool SCALED>
+INLINE void column_sums_of(const ColumnSumsParams& p) {
   float(*sums)[kColumns] = (float(*)[kColumns])ptx::dynamic_shared();  // of each warp
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const i64 first = (i64)blockIdx.x * kColumns;
@@ -34,7 +35,7 @@ KERNEL(kThreads, 1, column_sums)(KERNEL_PARAMS(ColumnSumsParams) p) {
         const i64 column = first + lane + 32 * c;
         const bool exists = r + i < p.rows && column < p.cols;
         value[i][c] = exists ? element_to_float(((const Element*)p.in)[(r + i) * p.stride + column]) : 0.0f;
-        if (p.scale != 0 && exists) value[i][c] = __fmul_rn(value[i][c], ((const float*)p.scale)[r + i]);
+        if (SCALED && exists) value[i][c] = __fmul_rn(value[i][c], ((const float*)p.scale)[r + i]);
       }
     }
 #pragma unroll
@@ -54,6 +55,9 @@ KERNEL(kThreads, 1, column_sums)(KERNEL_PARAMS(ColumnSumsParams) p) {
   float* out = (float*)p.out + column;
   *out = p.accumulate ? __fadd_rn(*out, total) : total;
 }
+
+KERNEL(kThreads, 1, column_sums)(KERNEL_PARAMS(ColumnSumsParams) p) { column_sums_of<false>(p); }
+KERNEL(kThreads, 1, scaled_column_sums)(KERNEL_PARAMS(ColumnSumsParams) p) { column_sums_of<true>(p); }
 
 struct RoundSumsParams {
   u64 in, out;  // in: f32

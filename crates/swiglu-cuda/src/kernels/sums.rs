@@ -23,11 +23,11 @@ const ROWS: usize = THREADS as usize / 32;
 struct ColumnSumsParams {
     matrix: u64,
     out: u64,
-    scale: u64,
     stride: i64,
     rows: i64,
     cols: i64,
     accumulate: i64,
+    scale: u64,
 }
 
 #[repr(C)]
@@ -84,7 +84,8 @@ pub(crate) unsafe fn column_sums(
     if cols == 0 {
         return Ok(());
     }
-    let function = stream.cuda().function(&variant(dtype), "column_sums", SHARED)?;
+    let entry = if scale.is_some() { "scaled_column_sums" } else { "column_sums" };
+    let function = stream.cuda().function(&variant(dtype), entry, SHARED)?;
     let params = ColumnSumsParams {
         matrix: matrix.data,
         out,
