@@ -28,7 +28,7 @@ use crate::strided::StridedRef;
 mod gradients;
 mod quantized;
 
-pub use gradients::{GradientCase, Lie, gradient_suite, run_gradients};
+pub use gradients::{GradientCase, Lie, Scaled, gradient_suite, run_gradients};
 pub use quantized::{QuantizedParameters, quantized_suite};
 
 /// What a backend must compute to be judged.

@@ -162,6 +162,21 @@ impl GradientShapes {
         let down = (problem.op == Op::Mlp).then(|| down.shape(k, h));
         Self { gate_up, down, hidden: k, intermediate: h }
     }
+
+    /// Refuses factors of a result's rows, and places for their gradients, where these are given and there is no down
+    /// projection.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn expect_row_scale(&self, given: bool) -> Result<()> {
+        match given && self.down.is_none() {
+            false => Ok(()),
+            true => Err(Error::Unsupported {
+                what: "a row scale in the backward pass of a gated linear layer".into(),
+                why: "factors are of the rows of a block's result; multiply the gradient of h by them".into(),
+            }),
+        }
+    }
 }
 
 impl<T: Element> Gradients<T> {
@@ -232,8 +247,8 @@ impl<T: Element> GradientMut<'_, T> {
     }
 }
 
-/// Where gradients go that a caller has the memory for: what has no place is not computed. Shapes are those of
-/// [`Gradients`].
+/// Where gradients go that a caller has the memory for, and what they go through: what has no place is not computed. Shapes are
+/// those of [`Gradients`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct GradientsMut<'a, T> {
@@ -251,11 +266,13 @@ pub struct GradientsMut<'a, T> {
     pub up_bias: Option<&'a mut [f32]>,
     /// ∂L/∂bd, K values.
     pub down_bias: Option<&'a mut [f32]>,
-    /// What each row of a block's result was multiplied with before the gradient that is given, which is that of
-    /// scale ⊙ y: as a router weighs the tokens of an expert. All gradients are then those through the product.
-    pub scaled_by: RowScale<'a>,
-    /// ∂L/∂scale of each row, M values, of a block: always overwritten. y need not be kept for it.
-    pub row_scale: Option<&'a mut [f32]>,
+    /// What each row of a block's result was multiplied with, M factors s or one, where the gradient that is given is that of
+    /// s ⊙ y: as a router weighs the tokens of an expert. All gradients are then those through the product, whose forward pass
+    /// `forward_add` is on a CPU. h times its factor has to be finite in T.
+    pub row_scale: RowScale<'a>,
+    /// ∂L/∂s of each row, M values, of a block: always overwritten. It does not depend on the factors, and y need not be kept
+    /// for it; where all rows have one factor, that has their sum.
+    pub row_scale_grad: Option<&'a mut [f32]>,
     /// Whether gradients of weights and biases replace what is there or are added to it.
     pub accumulate: Accumulate,
 }
@@ -270,25 +287,10 @@ impl<T> Default for GradientsMut<'_, T> {
             gate_bias: None,
             up_bias: None,
             down_bias: None,
-            scaled_by: RowScale::None,
-            row_scale: None,
+            row_scale: RowScale::None,
+            row_scale_grad: None,
             accumulate: Accumulate::Overwrite,
         }
-    }
-}
-
-/// Refuses factors of rows, and places for their gradients, where there is no down projection.
-///
-/// # Errors
-/// [`Error::Unsupported`].
-pub fn expect_unscaled(scaled: bool) -> Result<()> {
-    match scaled {
-        false => Ok(()),
-        true => Err(Error::Unsupported {
-            what: "a row scale in the backward pass of a gated linear layer".into(),
-            why: "factors are of the rows of a block's result; multiply the gradient of h by them"
-                .into(),
-        }),
     }
 }
 
@@ -315,9 +317,9 @@ impl<'a, T: Element> GradientsMut<'a, T> {
         /// A place for ∂L/∂bd.
         with_down_bias(down_bias: &'a mut [f32], Some(down_bias));
         /// The factors of a block's rows.
-        with_scaled_by(scaled_by: RowScale<'a>);
+        with_row_scale(row_scale: RowScale<'a>);
         /// A place for the gradient of each row's factor.
-        with_row_scale(row_scale: &'a mut [f32], Some(row_scale));
+        with_row_scale_grad(row_scale_grad: &'a mut [f32], Some(row_scale_grad));
         /// Adds to what is there, or replaces it.
         with_accumulate(accumulate: Accumulate);
     }
@@ -325,7 +327,8 @@ impl<'a, T: Element> GradientsMut<'a, T> {
     /// Refuses places of other shapes than the gradients of `m` tokens have.
     ///
     /// # Errors
-    /// [`Error::Shape`]; also for a down projection that there is none of.
+    /// [`Error::Shape`]; also for a down projection that there is none of. [`Error::Unsupported`] for factors of the rows of a
+    /// layer without one.
     pub fn validate(&self, m: usize, shapes: &GradientShapes) -> Result<()> {
         let GradientShapes { gate_up, down, hidden, intermediate } = *shapes;
         if let Some(dx) = &self.dx {
@@ -347,11 +350,10 @@ impl<'a, T: Element> GradientsMut<'a, T> {
         if self.down_bias.is_some() && down.is_none() {
             return Err(none());
         }
-        if down.is_none() {
-            expect_unscaled(self.scaled_by != RowScale::None || self.row_scale.is_some())?;
-        }
-        self.scaled_by.validate(m)?;
-        expect_len("d_row_scale", self.row_scale.as_deref(), m)?;
+        let scales = self.row_scale != RowScale::None || self.row_scale_grad.is_some();
+        shapes.expect_row_scale(scales)?;
+        self.row_scale.validate(m)?;
+        expect_len("d_row_scale", self.row_scale_grad.as_deref(), m)?;
         let biases = [
             ("db_gate", &self.gate_bias, intermediate),
             ("db_up", &self.up_bias, intermediate),
@@ -408,14 +410,14 @@ mod tests {
         let places = GradientsMut::<f32>::default().with_down(&mut down);
         let error = places.validate(3, &shapes(Op::GatedLinear)).unwrap_err().to_string();
         assert!(error.contains("no down projection"), "{error}");
-        let scaled = |by| GradientsMut::<f32>::default().with_scaled_by(by);
+        let scaled = |by| GradientsMut::<f32>::default().with_row_scale(by);
         let factors = [1.0; 2];
         let error = scaled(RowScale::Rows(&factors)).validate(3, &shapes(Op::Mlp));
         assert!(error.unwrap_err().to_string().starts_with("row scale: expected [3]"));
         let error = scaled(RowScale::Factor(2.0)).validate(3, &shapes(Op::GatedLinear));
         assert!(error.unwrap_err().to_string().contains("a gated linear layer"));
         let mut short = [0.0f32; 2];
-        let places = GradientsMut::<f32>::default().with_row_scale(&mut short);
+        let places = GradientsMut::<f32>::default().with_row_scale_grad(&mut short);
         let error = places.validate(3, &shapes(Op::Mlp)).unwrap_err().to_string();
         assert!(error.starts_with("d_row_scale: expected [3]"), "{error}");
     }

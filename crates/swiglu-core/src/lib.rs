@@ -33,9 +33,7 @@ mod strided;
 pub use activation::{ACTIVATION_NAMES, Activation, GateFn};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
-pub use gradients::{
-    GradientMut, GradientShapes, Gradients, GradientsMut, SavePolicy, Wanted, expect_unscaled,
-};
+pub use gradients::{GradientMut, GradientShapes, Gradients, GradientsMut, SavePolicy, Wanted};
 pub use half::{bf16, f16};
 pub use lanes::F32Lanes;
 pub use layout::{

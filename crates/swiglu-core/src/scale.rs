@@ -1,9 +1,9 @@
-//! Factors of the rows of a result that is added to another matrix.
+//! Factors of the rows of a result that is added to another matrix, or that gradients go through.
 
 use crate::error::{Error, Result};
 
-/// What each row of a result is multiplied with before it is added: nothing for a residual, one factor, or one for each row,
-/// as a router weighs the tokens of an expert.
+/// What each row of a result is multiplied with before it is added, or was where gradients go through it: nothing for a residual,
+/// one factor, or one for each row, as a router weighs the tokens of an expert.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum RowScale<'a> {

@@ -448,7 +448,7 @@ fn train_scaled<T: Element>(
     let shapes = layer.gradient_shapes().unwrap();
     let mut gradients = Gradients::zeros(m, &shapes, wanted, true).unwrap();
     let mut of_factors = vec![f32::NAN; m];
-    let into = gradients.as_mut().with_scaled_by(scale).with_row_scale(&mut of_factors);
+    let into = gradients.as_mut().with_row_scale(scale).with_row_scale_grad(&mut of_factors);
     layer.backward_into(saved, dy, into, &CallOptions::default()).unwrap();
     (gradients, of_factors)
 }
@@ -581,7 +581,8 @@ fn lent_weights_change_no_bit() {
                     let shapes = layer.gradient_shapes().unwrap();
                     let mut found = Gradients::zeros(m, &shapes, wanted, true).unwrap();
                     let mut of_factors = vec![f32::NAN; m];
-                    let into = found.as_mut().with_scaled_by(scale).with_row_scale(&mut of_factors);
+                    let into =
+                        found.as_mut().with_row_scale(scale).with_row_scale_grad(&mut of_factors);
                     lent.backward(x.view(), &dy, kept, into, &options).unwrap();
                     assert!((found, of_factors) == expected, "{shape:?} {layout:?}");
                 }

@@ -120,8 +120,9 @@ fn main() -> Result<()> {
                 let layer = if which < 8 && which % 2 == 1 { &unfused } else { &fused };
                 let mut into = DeviceGradientsMut::default();
                 if which >= 8 {
-                    into =
-                        into.with_scaled_by(factors.view()).with_row_scale(of_factors.view_mut());
+                    into = into
+                        .with_row_scale(factors.view())
+                        .with_row_scale_grad(of_factors.view_mut());
                 }
                 match which {
                     0 => gated.forward(&stream, x.view(), h_out.view_mut()),

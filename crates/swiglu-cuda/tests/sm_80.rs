@@ -8,7 +8,7 @@ mod common;
 use std::sync::Once;
 
 use common::judge_gradients;
-use swiglu_core::conformance::{Case, GradientCase, Lie, gradient_suite};
+use swiglu_core::conformance::{Case, GradientCase, Lie, Scaled, gradient_suite};
 use swiglu_core::{
     Accumulate, Activation, DType, Numerics, Op, Orientation, Pass, Path, Problem, SavePolicy,
     WeightLayout,
@@ -118,8 +118,9 @@ fn every_policy_differentiates_in_the_epilogue() {
                     ..Case::new(Op::Mlp, shape, dtype)
                 };
                 let (dy, accumulate) = (Lie::Rows, Accumulate::Overwrite);
-                let (in_f32, scaled) = (j == 1, i % 2 == 0);
-                cases.push(GradientCase { layer, policy, dy, in_f32, accumulate, scaled });
+                let in_f32 = j == 1;
+                let row_scale = if i % 2 == 0 { Scaled::ByAndGradient } else { Scaled::No };
+                cases.push(GradientCase { layer, policy, dy, in_f32, accumulate, row_scale });
             }
         }
     }

@@ -319,11 +319,12 @@ impl<K: Kind> Layer<K> {
     }
 
     /// Writes the gradients that have a place, or adds them to what is there, within the limits of one call; of a block also
-    /// through factors of its rows ([`GradientsMut::scaled_by`]), and those of the factors.
+    /// through factors of its rows ([`GradientsMut::row_scale`]), and those of the factors.
     ///
     /// # Errors
     /// [`CoreError::Shape`] if a shape disagrees; [`CoreError::DType`] if `T` is not [`Self::dtype`];
-    /// [`CoreError::Unsupported`] for a layer that was not made by `for_training`, or what another one kept.
+    /// [`CoreError::Unsupported`] for a layer that was not made by `for_training`, what another one kept, or a row scale without
+    /// a down projection.
     pub fn backward_into<'d, T: Element>(
         &self,
         saved: Saved<'_, T>,

@@ -82,8 +82,8 @@ fn factors_of_rows_and_their_gradients() {
     let (mut dx, mut of_factors) = (Matrix::<f32>::zeros(6, 24).unwrap(), [f32::NAN; 6]);
     let into = GradientsMut::default()
         .with_dx(&mut dx)
-        .with_scaled_by(RowScale::Rows(&factors))
-        .with_row_scale(&mut of_factors);
+        .with_row_scale(RowScale::Rows(&factors))
+        .with_row_scale_grad(&mut of_factors);
     mlp.backward_into(saved, &dy, into, &CallOptions::default()).unwrap();
     let given = (dy.view(), RowScale::Rows(&factors));
     let bounds = bounds::scaled_mlp_backward(x.view(), &params, given, DType::F32, 0.0).unwrap();
@@ -92,12 +92,12 @@ fn factors_of_rows_and_their_gradients() {
     assert!(bounds.row_scale.unwrap().judge(of_factors.view()).unwrap().passed());
     // Of another number of rows, and of a layer whose result is h.
     let (_, saved) = mlp.forward_train(&x).unwrap();
-    let into = GradientsMut::<f32>::default().with_scaled_by(RowScale::Rows(&factors[1..]));
+    let into = GradientsMut::<f32>::default().with_row_scale(RowScale::Rows(&factors[1..]));
     let error = mlp.backward_into(saved, &dy, into, &CallOptions::default()).unwrap_err();
     assert_eq!(error.to_string(), "row scale: expected [6], given [5]");
     let gated = GatedLinear::for_training(&device(), &params.gated, SavePolicy::Save).unwrap();
     let (h, saved) = gated.forward_train(&x).unwrap();
-    let into = GradientsMut::<f32>::default().with_scaled_by(RowScale::Factor(2.0));
+    let into = GradientsMut::<f32>::default().with_row_scale(RowScale::Factor(2.0));
     let error = gated.backward_into(saved, &h, into, &CallOptions::default()).unwrap_err();
     assert!(error.to_string().contains("multiply the gradient of h"), "{error}");
 }

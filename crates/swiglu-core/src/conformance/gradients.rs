@@ -47,16 +47,43 @@ pub struct GradientCase {
     pub in_f32: bool,
     /// Whether they are added to what is there.
     pub accumulate: Accumulate,
-    /// Whether each row of a block's result was multiplied with a factor of its own.
-    pub scaled: bool,
+    /// Whether rows of a block's result had factors, and whether their gradients are wanted.
+    pub row_scale: Scaled,
+}
+
+/// What a case has to do with factors of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scaled {
+    /// Nothing.
+    No,
+    /// Each row has a factor of its own.
+    By,
+    /// All rows have the factor 1, and its gradient is wanted.
+    Gradient,
+    /// Both.
+    ByAndGradient,
+}
+
+impl Scaled {
+    fn by(self) -> bool {
+        matches!(self, Scaled::By | Scaled::ByAndGradient)
+    }
+
+    fn gradient(self) -> bool {
+        matches!(self, Scaled::Gradient | Scaled::ByAndGradient)
+    }
 }
 
 impl fmt::Display for GradientCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { layer, policy, dy, in_f32, accumulate, scaled } = self;
+        let Self { layer, policy, dy, in_f32, accumulate, row_scale } = self;
         let dtype = if *in_f32 { DType::F32 } else { layer.dtype };
         write!(f, "backward {layer} {policy} dy={dy:?} {accumulate:?} in {dtype}")?;
-        if *scaled { f.write_str(" scaled") } else { Ok(()) }
+        match row_scale {
+            Scaled::No => Ok(()),
+            scaled => write!(f, " row_scale={scaled:?}"),
+        }
     }
 }
 
@@ -69,7 +96,13 @@ pub fn gradient_suite(dtypes: &[DType]) -> Vec<GradientCase> {
         dy: LIES[i / 2 % 4],
         in_f32: i % 5 < 2,
         accumulate: if i % 7 < 3 { Accumulate::Add } else { Accumulate::Overwrite },
-        scaled: layer.op == Op::Mlp && i / 3 % 3 == 1,
+        // In no step with the other modes, which go by other numbers.
+        row_scale: match i % 11 {
+            0 | 1 if layer.op == Op::Mlp => Scaled::ByAndGradient,
+            2 if layer.op == Op::Mlp => Scaled::By,
+            3 if layer.op == Op::Mlp => Scaled::Gradient,
+            _ => Scaled::No,
+        },
     };
     layers.enumerate().map(with).collect()
 }
@@ -222,8 +255,8 @@ fn run_as<T: Element, V: Place<T>, B: Backend>(
     // Some of them 0, and negative.
     let factor = |row| (4.0 * random::normal(seed ^ 0x5ca1e, row)).round() * 0.3;
     let factors: Vec<f32> = (0..m as u64).map(factor).collect();
-    let scale = if case.scaled { RowScale::Rows(&factors) } else { RowScale::None };
-    let mut row_scale = bias("d_row_scale", m, &overwritten)?;
+    let scale = if case.row_scale.by() { RowScale::Rows(&factors) } else { RowScale::None };
+    let mut of_factors = bias("d_row_scale", m, &overwritten)?;
     let into = GradientsMut {
         dx: Some(dx.memory.view_mut()?),
         gate: Some(V::place(&mut gate.memory)?),
@@ -232,8 +265,8 @@ fn run_as<T: Element, V: Place<T>, B: Backend>(
         gate_bias: Some(&mut gate_bias.memory.data),
         up_bias: Some(&mut up_bias.memory.data),
         down_bias: is_block.then_some(&mut down_bias.memory.data),
-        scaled_by: scale,
-        row_scale: case.scaled.then_some(&mut row_scale.memory.data),
+        row_scale: scale,
+        row_scale_grad: case.row_scale.gradient().then_some(&mut of_factors.memory.data),
         accumulate: case.accumulate,
     };
     let rows = dy.to_rows()?;
@@ -263,8 +296,8 @@ fn run_as<T: Element, V: Place<T>, B: Backend>(
     if let Some(reference) = &expected.down_bias {
         outcomes.push(down_bias.judge(reference, case.accumulate)?);
     }
-    if let (Some(reference), true) = (&expected.row_scale, case.scaled) {
-        outcomes.push(row_scale.judge(reference, Accumulate::Overwrite)?);
+    if let (Some(reference), true) = (&expected.row_scale, case.row_scale.gradient()) {
+        outcomes.push(of_factors.judge(reference, Accumulate::Overwrite)?);
     }
     worst(outcomes).ok_or_else(|| without_weights(case))
 }

@@ -175,11 +175,11 @@ impl Backend for Naive {
             if rounds { T::from_f32(sum).to_f32() } else { sum }
         });
         let dh = Matrix::from_values(dh, m, h_len)?;
-        let factor = |i| into.scaled_by.of_row(i);
+        let factor = |i| into.row_scale.of_row(i);
         let places = || (0..m).flat_map(|i| (0..h_len).map(move |j| (i, j)));
         let scaled = Matrix::from_values(places().map(|at| dh[at] * factor(at.0)), m, h_len)?;
         let mut h = self.inner(&params.gated, x, &scaled, &mut into);
-        for (i, sum) in into.row_scale.iter_mut().flat_map(|s| s.iter_mut()).enumerate() {
+        for (i, sum) in into.row_scale_grad.iter_mut().flat_map(|s| s.iter_mut()).enumerate() {
             *sum = (0..h_len).map(|j| h[(i, j)].to_f32() * dh[(i, j)]).sum();
             let bias = params.down_bias.filter(|_| self.fault != Fault::Unbiased);
             let through_bias = bias.into_iter().flatten().enumerate();
@@ -187,7 +187,7 @@ impl Backend for Naive {
         }
         if self.fault != Fault::Unscaled {
             places()
-                .for_each(|at| h[at] = T::from_f32(h[at].to_f32() * into.scaled_by.of_row(at.0)));
+                .for_each(|at| h[at] = T::from_f32(h[at].to_f32() * into.row_scale.of_row(at.0)));
         }
         let add = (into.accumulate == Accumulate::Add) != (self.fault == Fault::Accumulation);
         let turned = (params.down_orientation == Orientation::InOut)
@@ -197,7 +197,7 @@ impl Backend for Naive {
             (0..m).map(|i| dy.at(i, k).to_f32() * h[(i, j)].to_f32()).sum()
         });
         for (k, b) in into.down_bias.iter_mut().flat_map(|b| b.iter_mut()).enumerate() {
-            let terms = (0..m).map(|i| dy.at(i, k).to_f32() * into.scaled_by.of_row(i));
+            let terms = (0..m).map(|i| dy.at(i, k).to_f32() * into.row_scale.of_row(i));
             let sum: f32 = terms.sum();
             *b = if add { *b + sum } else { sum };
         }

@@ -2,7 +2,7 @@
 // product over two matrices of weights leaves; and of rows, for the gradients of their factors. Compile-time: ELEMENT, and
 // SHARED_BYTES as the host computed them.
 //
-// Floors: bytes / bandwidth, one read of each element, and for the second one write. A block of `column_sums` has 64
+// Floors: bytes / bandwidth, one read of each element, and where results replace or round them one write. A block of `column_sums` has 64
 // adjacent columns, so that a warp reads whole lines, and eight warps that take the rows in turns, each several at a
 // time; what they add up is added in the order of the warps: the same bits on every launch.
 #include "lib/element.cuh"
@@ -72,7 +72,8 @@ KERNEL(kThreads, 1, round_sums)(KERNEL_PARAMS(RoundSumsParams) p) {
   }
 }
 
-// Behind a step by step backward pass: a row of dh, and of h, times its factor, where they lie, and the sum of h·dh before that.
+// Between the product and the derivative of a backward pass that goes step by step: a row of dh, and of h, times its factor,
+// where they lie, and the sum of h·dh before that.
 struct ScaleRowsParams {
   u64 dh, h, scale, dots;  // none at address 0, of a factor 1
   i64 dh_stride, h_stride, rows, cols;
@@ -94,17 +95,17 @@ KERNEL(kThreads, 1, scale_rows)(KERNEL_PARAMS(ScaleRowsParams) p) {
   float dot = 0.0f;
   for (i64 c = threadIdx.x % 32; c < p.cols; c += 32) {
     const float d = element_to_float(dh[c]);
-    dh[c] = float_to_element(__fmul_rn(d, scale));
+    if (p.scale != 0) dh[c] = float_to_element(__fmul_rn(d, scale));
     if (p.h == 0) continue;
     const float value = element_to_float(h[c]);
-    h[c] = float_to_element(__fmul_rn(value, scale));
+    if (p.scale != 0) h[c] = float_to_element(__fmul_rn(value, scale));
     dot = __fmaf_rn(value, d, dot);
   }
   dot = warp_sum(dot);
   if (threadIdx.x % 32 == 0 && p.dots != 0) ((float*)p.dots)[row] = dot;
 }
 
-// The gradients of the rows' factors: a row's sums of h·dh, `parts` of them `rows` apart, and of dy·b over the `cols` of a bias.
+// The gradients of the rows' factors, behind any backward pass: a row's sums of h·dh, `parts` of them `rows` apart, and of dy·b over the `cols` of a bias.
 struct RowDotsParams {
   u64 dots, dy, bias, out;  // no bias at address 0
   i64 parts, dy_stride, rows, cols;

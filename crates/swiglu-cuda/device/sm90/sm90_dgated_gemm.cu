@@ -29,10 +29,11 @@ static_assert(kPanel == 64, "slabs are 64 columns of the 128-byte swizzle");
 constexpr int kSlabBytes = 64 * kPitch;
 constexpr int kConsumerBytes = 3 * kSlabBytes;
 constexpr bool kScaled = ROW_SCALE != 0;
-static_assert(!kScaled || kConsumers == 4, "of two consumers each has no registers for factors beside its sums");
 // Of four consumers each has few registers beside its sums. Then a branch keeps the compiler from computing the next
-// columns too: up to 24 bytes of spills of the longest formula otherwise, with factors up to 48.
+// columns too: up to 24 bytes of spills of the longest formula otherwise, with factors up to 48. With factors also within 16
+// columns, of two consumers around their sum of h·dh; what they ask is true, as H is whole groups of 8 columns.
 constexpr bool kGuarded = kScaled || kConsumers == 4 && !kFast && CLAMP;
+constexpr bool kGuardedWithin = kScaled && kConsumers == 4, kGuardedDot = kScaled && kConsumers == 2;
 
 struct alignas(64) Sm90DgatedGemmParams {
   Operands operands;
@@ -166,8 +167,7 @@ class Dgated {
       ptx::load_matrix_x4(up, gate_and_up + kSlabBytes + at);
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        // As above; these columns are zeros.
-        if (kScaled && 8 * (j + q / 2) >= columns) continue;
+        if (kGuardedWithin && 8 * (j + q / 2) >= columns) continue;
         const int i = 4 * (panel * kPanel / 8 + j + q / 2) + 2 * (q % 2);
         const Values<4> g = unpack(ptx::Raw<4>{{gate[q]}}), u = unpack(ptx::Raw<4>{{up[q]}});
         Gradients grad[2];
@@ -180,8 +180,8 @@ class Dgated {
           grad[c] = gated_backward(scaled, g.value[c], u.value[c], p.formula);
           value[c] = gated(g.value[c], u.value[c], p.formula);
           if constexpr (kScaled) {
-            // A column that does not exist adds 0, or a NaN where dy is not finite, and the sum is not either.
-            rows.dot[q % 2] = __fmaf_rn(value[c], dh, rows.dot[q % 2]);
+            const int column = 8 * (j + q / 2) + 2 * (int)(threadIdx.x % 4) + c;
+            if (!kGuardedDot || column < columns) rows.dot[q % 2] = __fmaf_rn(value[c], dh, rows.dot[q % 2]);
             value[c] = __fmul_rn(value[c], rows.scale[q % 2]);
           }
         }

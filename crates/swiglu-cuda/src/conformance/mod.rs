@@ -320,11 +320,11 @@ impl CudaBackend {
             bias(&into.gate_bias)?,
             bias(&into.up_bias)?,
             bias(&into.down_bias)?,
-            bias(&into.row_scale)?,
+            bias(&into.row_scale_grad)?,
         ];
-        let [gate_bias, up_bias, down_bias, row_scale] = &mut biases;
-        let factors: Vec<f32> = (0..m).map(|row| into.scaled_by.of_row(row)).collect();
-        let factors = (into.scaled_by != RowScale::None)
+        let [gate_bias, up_bias, down_bias, of_factors] = &mut biases;
+        let factors: Vec<f32> = (0..m).map(|row| into.row_scale.of_row(row)).collect();
+        let factors = (into.row_scale != RowScale::None)
             .then(|| OnDevice::at(&stream, MatrixRef::new(&factors, 1, factors.len())?, 0))
             .transpose()?;
         let there = DeviceGradientsMut {
@@ -335,8 +335,8 @@ impl CudaBackend {
             gate_bias: gate_bias.as_mut().map(OnDevice::view_mut).transpose()?,
             up_bias: up_bias.as_mut().map(OnDevice::view_mut).transpose()?,
             down_bias: down_bias.as_mut().map(OnDevice::view_mut).transpose()?,
-            scaled_by: factors.as_ref().map(OnDevice::view).transpose()?,
-            row_scale: row_scale.as_mut().map(OnDevice::view_mut).transpose()?,
+            row_scale: factors.as_ref().map(OnDevice::view).transpose()?,
+            row_scale_grad: of_factors.as_mut().map(OnDevice::view_mut).transpose()?,
             ..DeviceGradientsMut::default().with_accumulate(into.accumulate)
         };
         layer.backward(&stream, x.view()?, dy.view()?, keeps()?, there, None)?;
@@ -350,7 +350,7 @@ impl CudaBackend {
             }
         }
         let places =
-            [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias, &mut into.row_scale];
+            [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias, &mut into.row_scale_grad];
         for (from, to) in biases.into_iter().zip(places) {
             if let (Some(from), Some(to)) = (from, to) {
                 to.copy_from_slice(&from.buffer.to_host()?);

@@ -18,7 +18,7 @@ use crate::device::stream::Stream;
 
 /// Factors of rows, with addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RowScale {
+pub(crate) struct RowFactors {
     /// M values of f32, or 0: they are 1.
     pub(crate) factors: u64,
     /// Where sums of h·dh go, M for each part of the columns ([`Kernel::columns_of_dots`]), or 0.
@@ -43,7 +43,7 @@ pub(crate) struct Call<'a> {
     /// Where h goes, if anywhere.
     pub(crate) h: Option<Tensor>,
     /// What dh and h are multiplied with.
-    pub(crate) scale: Option<RowScale>,
+    pub(crate) scale: Option<RowFactors>,
     /// Those of the layer.
     pub(crate) maps: &'a LayerMaps,
 }

@@ -120,6 +120,14 @@ impl GateCode {
         self.rounding > 0
     }
 
+    /// Whether a derivative takes few registers: that of no precise exponential, and not the exact GELU's where it rounds
+    /// between its steps.
+    pub(crate) fn is_short(self) -> bool {
+        let is = |function| gate(function) == Some(self.gate);
+        let exact = [GateFn::Relu, GateFn::Relu2, GateFn::Identity].into_iter().any(is);
+        (self.fast || exact) && !(is(GateFn::GeluErf) && self.rounding == 2)
+    }
+
     /// The options that `element.cuh` and `gate.cuh` read.
     pub(crate) fn defines(self) -> [Define; 5] {
         [

@@ -41,9 +41,11 @@ impl Config {
     /// All of them.
     pub(crate) const ALL: [Config; 2] = [Self::WIDE, Self::NARROW];
 
-    /// What is taken for K, and where rows have factors, which the wide tile has no registers for.
-    pub(crate) fn of(hidden: usize, scaled: bool) -> Config {
-        if hidden >= 2048 && !scaled { Self::WIDE } else { Self::NARROW }
+    /// What is taken for K. `factors`: the formula, where rows have factors, for which the wide tile has no registers beside
+    /// some.
+    pub(crate) fn of(hidden: usize, factors: Option<GateCode>) -> Config {
+        let has_registers = factors.is_none_or(GateCode::is_short);
+        if hidden >= 2048 && has_registers { Self::WIDE } else { Self::NARROW }
     }
 
     /// Tile sizes and the like, by name.
@@ -258,11 +260,16 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
         codes.map(move |code| named(Config::NARROW, 0, code, Orientation::OutIn, scaled))
     };
     let mut all: Vec<_> = [false, true].into_iter().flat_map(of_codes).collect();
+    let short = GateCode::all(dtype).into_iter().filter(|&code| code.is_short() && code != default);
+    all.extend(short.map(|code| named(Config::WIDE, 0, code, Orientation::OutIn, true)));
     for config in Config::ALL {
         for orientation in Orientation::ALL {
             for tail in [0, 128, 64].into_iter().filter(|&tail| tail < config.tile_h) {
                 if (config, tail, orientation) != (Config::NARROW, 0, Orientation::OutIn) {
-                    all.push(named(config, tail, default, orientation, false));
+                    all.extend(
+                        [false, true]
+                            .map(|scaled| named(config, tail, default, orientation, scaled)),
+                    );
                 }
             }
         }
@@ -274,6 +281,7 @@ pub(super) fn variants(dtype: DType) -> Vec<NamedVariant> {
 mod tests {
     use super::super::sm90_gemm::{SHARED_LIMIT, stage_bytes};
     use super::*;
+    use swiglu_core::Activation;
 
     #[test]
     fn the_ring_fills_the_shared_memory() {
@@ -283,6 +291,17 @@ mod tests {
             assert!(used <= SHARED_LIMIT && used + stage > SHARED_LIMIT, "{config}: {used}");
         }
         assert_eq!(size_of::<Params>(), 1280);
+    }
+
+    #[test]
+    fn the_wide_tile_is_for_what_it_has_registers_for() {
+        let code =
+            |act, numerics: &str| GateCode::new(&act, numerics.parse().unwrap(), DType::Bf16);
+        let swiglu = |numerics| Some(code(Activation::SWIGLU, numerics));
+        assert_eq!(Config::of(2048, None), Config::WIDE);
+        assert_eq!(Config::of(2048, swiglu("fused+fast")), Config::WIDE);
+        assert_eq!(Config::of(2048, swiglu("fused+precise")), Config::NARROW);
+        assert_eq!(Config::of(2047, None), Config::NARROW);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use swiglu_core::{Accumulate, DType};
 
 use super::NamedVariant;
-use super::dgated_gemm::RowScale;
+use super::dgated_gemm::RowFactors;
 use super::elementwise::{Tensor, signed};
 use super::gate::element_define;
 use crate::device::error::Result;
@@ -115,7 +115,7 @@ pub(crate) unsafe fn scale_rows(
     dtype: DType,
     (dh, h): (Tensor, Option<Tensor>),
     [rows, cols]: [usize; 2],
-    scale: RowScale,
+    scale: RowFactors,
 ) -> Result<()> {
     if rows == 0 {
         return Ok(());

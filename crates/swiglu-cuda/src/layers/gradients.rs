@@ -1,6 +1,6 @@
 //! Where the gradients of a layer go.
 
-use swiglu_core::{Accumulate, DType, Element, Error, GradientShapes, expect_unscaled};
+use swiglu_core::{Accumulate, DType, Element, Error, GradientShapes};
 
 use crate::device::error::{CudaError, Result};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
@@ -18,7 +18,7 @@ pub enum DeviceGradientMut<'a, T> {
     F32(DeviceMatrixMut<'a, f32>),
 }
 
-/// Where the gradients of a layer go: what has no place is not computed. Those of weights have the shapes of the weights as
+/// Where the gradients of a layer go, and what they go through: what has no place is not computed. Those of weights have the shapes of the weights as
 /// the layer was given them: for [`swiglu_core::Orientation::OutIn`] ∂L/∂Wg and ∂L/∂Wu are `[H, K]` and ∂L/∂Wd is `[K, H]`.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -37,11 +37,13 @@ pub struct DeviceGradientsMut<'a, T> {
     pub up_bias: Option<DeviceMatrixMut<'a, f32>>,
     /// ∂L/∂bd, `[1, K]`, of a block.
     pub down_bias: Option<DeviceMatrixMut<'a, f32>>,
-    /// What each row of a block's result was multiplied with, `[1, M]`, before the gradient that is given, which is that of
-    /// scale ⊙ y: as a router weighs the tokens of an expert. All gradients are then those through the product.
-    pub scaled_by: Option<DeviceMatrixRef<'a, f32>>,
-    /// ∂L/∂scale of each row, `[1, M]`, of a block: always overwritten. y need not be kept for it.
-    pub row_scale: Option<DeviceMatrixMut<'a, f32>>,
+    /// What each row of a block's result was multiplied with, `[1, M]` factors s, where the gradient that is given is that of
+    /// s ⊙ y: as a router weighs the tokens of an expert. All gradients are then those through the product. h times its factor has
+    /// to be finite in T.
+    pub row_scale: Option<DeviceMatrixRef<'a, f32>>,
+    /// ∂L/∂s of each row, `[1, M]`, of a block: always overwritten. It does not depend on the factors, and y need not be kept for
+    /// it.
+    pub row_scale_grad: Option<DeviceMatrixMut<'a, f32>>,
     /// Whether gradients of weights and biases replace what is there or are added to it.
     pub accumulate: Accumulate,
     /// Whether products of gate and of up stay apart, as those of two linear maps, wherever in memory weights and gradients lie;
@@ -60,8 +62,8 @@ impl<T> Default for DeviceGradientsMut<'_, T> {
             gate_bias: None,
             up_bias: None,
             down_bias: None,
-            scaled_by: None,
             row_scale: None,
+            row_scale_grad: None,
             accumulate: Accumulate::Overwrite,
             apart: false,
         }
@@ -107,9 +109,9 @@ impl<'a, T: Element> DeviceGradientsMut<'a, T> {
         /// A place for ∂L/∂bd.
         with_down_bias(down_bias: DeviceMatrixMut<'a, f32>, Some(down_bias));
         /// The factors of a block's rows.
-        with_scaled_by(scaled_by: DeviceMatrixRef<'a, f32>, Some(scaled_by));
+        with_row_scale(row_scale: DeviceMatrixRef<'a, f32>, Some(row_scale));
         /// A place for the gradient of each row's factor.
-        with_row_scale(row_scale: DeviceMatrixMut<'a, f32>, Some(row_scale));
+        with_row_scale_grad(row_scale_grad: DeviceMatrixMut<'a, f32>, Some(row_scale_grad));
         /// Adds to what is there, or replaces it.
         with_accumulate(accumulate: Accumulate);
         /// Keeps products of gate and of up apart.
@@ -139,11 +141,9 @@ impl<'a, T: Element> DeviceGradientsMut<'a, T> {
                 }));
             }
         }
-        if down.is_none() {
-            expect_unscaled(self.scaled_by.is_some() || self.row_scale.is_some())?;
-        }
-        self.scaled_by.as_ref().map_or(Ok(()), |s| s.admit("row scale", [1, m], stream))?;
-        self.row_scale.as_ref().map_or(Ok(()), |s| s.admit("d_row_scale", [1, m], stream))?;
+        shapes.expect_row_scale(self.row_scale.is_some() || self.row_scale_grad.is_some())?;
+        self.row_scale.as_ref().map_or(Ok(()), |s| s.admit("row scale", [1, m], stream))?;
+        self.row_scale_grad.as_ref().map_or(Ok(()), |s| s.admit("d_row_scale", [1, m], stream))?;
         for (what, place) in [("db_gate", &self.gate_bias), ("db_up", &self.up_bias)] {
             place.as_ref().map_or(Ok(()), |b| b.admit(what, [1, intermediate], stream))?;
         }

@@ -13,6 +13,7 @@ use crate::device::cuda::Cuda;
 use crate::device::lt::Measured;
 use crate::kernels::dgated_gemm::{Call, Kernel};
 use crate::kernels::elementwise::Stored;
+use crate::kernels::gate::GateCode;
 use crate::kernels::obstacle::Obstacle;
 use crate::kernels::sm90_dgated_gemm::Config;
 use crate::kernels::tensor_map::LayerMaps;
@@ -29,11 +30,11 @@ enum Refusal {
 
 /// The kernels that could compute gradients of gate and up, and h, in the epilogue of dy·Wdᵀ: Hopper's, which is taken
 /// wherever it can be, then that of every architecture in the tile which is expected to be the fastest.
-fn differentiating(planner: &Planner, problem: &Problem, scaled: bool) -> [Kernel; 2] {
+fn differentiating(planner: &Planner, problem: &Problem, factors: Option<GateCode>) -> [Kernel; 2] {
     let seconds =
         |kernel: &Kernel| cost::differentiated(*kernel, problem, &planner.model().machine);
     let portable = Kernel::portable().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
-    let hopper = Kernel::Sm90(Config::of(problem.hidden, scaled));
+    let hopper = Kernel::Sm90(Config::of(problem.hidden, factors));
     [hopper, portable.unwrap_or(hopper)]
 }
 
@@ -78,7 +79,8 @@ pub(crate) fn differentiated(
     call: &Call<'_>,
 ) -> Option<Kernel> {
     let taken = |kernel: &Kernel| differentiates(planner, *kernel, problem, path, call).is_ok();
-    differentiating(planner, problem, call.scale.is_some()).into_iter().find(taken)
+    let factors = call.scale.map(|_| call.code);
+    differentiating(planner, problem, factors).into_iter().find(taken)
 }
 
 /// The forward pass of a problem with packed weights that stores gate and up: by an algorithm for h, behind which a block goes on with cuBLASLt,
@@ -238,7 +240,7 @@ impl Cuda {
             Candidate::new(step, kernel.to_string(), expected, why)
         };
         let mut all: Vec<_> =
-            differentiating(planner, problem, false).into_iter().map(candidate).collect();
+            differentiating(planner, problem, None).into_iter().map(candidate).collect();
         let unfused = match chosen {
             Some(_) => Err("dh would pass through memory, and gate and up twice".to_owned()),
             None => Ok("dh passes through memory, and gate and up twice".to_owned()),

@@ -64,7 +64,7 @@ impl<T: Element> Backward<'_, T> {
     ) -> Result<()> {
         let (cpu, m, features) = (self.cpu, x.rows(), self.problem.intermediate);
         let h_bytes = into.down.as_ref().map_or(0, |_| matrix_bytes::<T>(m, features));
-        let scales = into.row_scale.is_some();
+        let scales = into.row_scale_grad.is_some();
         let dots = self.down.as_ref().filter(|_| scales).map_or(0, |down| down.dots(self.path));
         let dots_bytes = matrix_bytes::<f32>(m, dots);
         cpu.workspaces().with(total([h_bytes, dots_bytes]), |memory| {
@@ -76,7 +76,7 @@ impl<T: Element> Backward<'_, T> {
             let first = dots_in.as_mut_slice().as_mut_ptr();
             let of = Differentiated {
                 h,
-                scale: (into.scaled_by != RowScale::None).then(|| Factors::of(into.scaled_by)),
+                scale: (into.row_scale != RowScale::None).then(|| Factors::of(into.row_scale)),
                 dots: scales.then_some(Rows { first, stride: dots, cols: dots }),
                 ..self.differentiated(gate_up, to)
             };
@@ -84,7 +84,7 @@ impl<T: Element> Backward<'_, T> {
                 (true, Some(Down { dh: Some(dh), .. })) => self.through_down(dh, dy, of)?,
                 _ => self.differentiate(of, m, None),
             }
-            if let Some(place) = &mut into.row_scale {
+            if let Some(place) = &mut into.row_scale_grad {
                 self.of_factors(dots_in.as_ref(), dy, place);
             }
             if let (Some(place), Some(h), Some(down)) = (&mut into.down, h, &self.down) {

@@ -152,7 +152,7 @@ impl<T: Element> GatedLinear<T> {
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`] if a shape disagrees; [`swiglu_core::Error::Unsupported`] for a layer that was not made by
-    /// [`Self::for_training`], or what another one kept; [`swiglu_core::Error::OutOfMemory`].
+    /// [`Self::for_training`], what another one kept, or a row scale; [`swiglu_core::Error::OutOfMemory`].
     pub fn backward_into<'d>(
         &self,
         saved: Saved<'_, T>,

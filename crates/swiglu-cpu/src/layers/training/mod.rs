@@ -170,7 +170,7 @@ pub(super) fn expect_shape<T>(
 
 /// Whether anything is wanted that follows from ∂L/∂h.
 pub(super) fn wants_dh<T>(into: &GradientsMut<'_, T>) -> bool {
-    wants_inner(into) || into.row_scale.is_some()
+    wants_inner(into) || into.row_scale_grad.is_some()
 }
 
 /// Whether anything is wanted that follows from the gradients of gate and up.
@@ -189,7 +189,7 @@ pub(super) fn begin<T: Element>(
     into: &mut GradientsMut<'_, T>,
 ) -> bool {
     if let Some(bias) = &mut into.down_bias {
-        sum_columns(cpu, (dy, into.scaled_by), bias, into.accumulate);
+        sum_columns(cpu, (dy, into.row_scale), bias, into.accumulate);
     }
     wants_dh(into) || into.down.is_some()
 }

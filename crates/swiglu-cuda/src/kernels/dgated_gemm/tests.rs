@@ -115,10 +115,10 @@ fn judge<T: Element>(cuda: &Cuda, launch: Launch) {
     let elsewhere = [(); 2].map(|()| There::<T>::poisoned(&stream, [m, h], lies[1]));
     let h_there = There::<T>::poisoned(&stream, [m, h], lies[1]);
     let grads = if in_place { &inputs } else { &elsewhere };
-    let wants_h = turn % 4 != 0;
+    let wants_h = turn % 3 != 1;
     // Factors that round nothing, in half of the launches.
     let factors: Vec<f32> = (0..m).map(|row| [1.0, -2.0, 0.5, 4.0][row % 4]).collect();
-    let scaled = turn % 2 == 1 && kernel != Kernel::Sm90(sm90_dgated_gemm::Config::WIDE);
+    let scaled = turn % 2 == 1;
     let parts = h.div_ceil(kernel.columns_of_dots());
     let vector = |values: Vec<f32>| {
         let matrix = Matrix::from_vec(values, 1, parts.max(1) * m).unwrap();
@@ -126,12 +126,12 @@ fn judge<T: Element>(cuda: &Cuda, launch: Launch) {
     };
     let factors_there = vector((0..parts * m).map(|at| factors[at % m]).collect());
     let dots_there = vector(vec![f32::NAN; parts * m]);
-    let scale = scaled.then(|| RowScale {
+    let scale = scaled.then(|| RowFactors {
         factors: if turn % 3 == 0 { 0 } else { factors_there.buffer().device_ptr() },
         dots: if turn % 5 == 0 { 0 } else { dots_there.buffer().device_ptr() },
     });
     let factor_of = |row: usize| match scale {
-        Some(RowScale { factors: 1.., .. }) => factors[row],
+        Some(RowFactors { factors: 1.., .. }) => factors[row],
         _ => 1.0,
     };
     let maps = LayerMaps::new();
@@ -192,7 +192,7 @@ fn judge<T: Element>(cuda: &Cuda, launch: Launch) {
 /// Each row's sums of h·dh, of which the parts are of so many columns, within what h may be off by and what sums are.
 fn judge_dots<T: Element>(
     found: &DeviceMatrix<f32>,
-    scale: Option<RowScale>,
+    scale: Option<RowFactors>,
     [h, bound]: [&Matrix<f64>; 2],
     dh: &Matrix<T>,
     parts: usize,

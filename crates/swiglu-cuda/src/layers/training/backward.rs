@@ -10,7 +10,7 @@ use crate::device::error::Result;
 use crate::device::memory::DeviceMatrixRef;
 use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
-use crate::kernels::dgated_gemm::{Kernel as DgatedKernel, RowScale};
+use crate::kernels::dgated_gemm::{Kernel as DgatedKernel, RowFactors};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::fill_rows::fill_rows;
 use crate::kernels::sums::{column_sums, round_sums, row_dots};
@@ -48,9 +48,9 @@ impl<K, T: Element> Layer<K, T> {
         // Scratch memory lies at whole addresses, wherever that is.
         let [saved, grads] = placed.at(0);
         let h = into.down.is_some().then(|| Tensor::new(0, placed.half));
-        let of_factors = into.row_scale.is_some();
-        let scaled = into.scaled_by.is_some() || of_factors;
-        let scale = scaled.then_some(RowScale { factors: 0, dots: 0 });
+        let of_factors = into.row_scale_grad.is_some();
+        let scaled = into.row_scale.is_some() || of_factors;
+        let scale = scaled.then_some(RowFactors { factors: 0, dots: 0 });
         let io = BlockTensors { m, dy: tensor(out_grad), saved, grads, h, scale };
         let fused = match self.problem.op {
             Op::Mlp => self.dgated_kernel(&self.dgated_call(dense.down()?, io, dense)),
@@ -59,7 +59,8 @@ impl<K, T: Element> Layer<K, T> {
         let dots = match fused {
             _ if !of_factors => 0,
             Some(kernel) => self.problem.intermediate.div_ceil(kernel.columns_of_dots()),
-            None => 1,
+            // Without features nothing is scaled.
+            None => self.problem.intermediate.min(1),
         };
         // ∂L/∂Wd needs h, and step by step a factor's gradient does.
         let wants_h = into.down.is_some() || fused.is_none() && of_factors;
@@ -71,14 +72,14 @@ impl<K, T: Element> Layer<K, T> {
     /// as [`Self::forward_saving`] left them. Those that it may write are consumed, also by a call that fails: what they hold
     /// afterwards is their gradients or anything else. An up that was not kept is computed again from x, by a product whose sums have an order of
     /// their own: to the bits that the forward pass had where these do not depend on the order. In a block whose
-    /// ∂L/∂Wd is wanted h is computed again. Without `scratch`, of [`Self::backward_bytes`], the stream's is used.
+    /// ∂L/∂Wd is wanted h is computed again, and step by step also where a row's factor has a gradient. Without `scratch`, of [`Self::backward_bytes`], the stream's is used.
     ///
     /// Weights must not have changed since the forward pass. Without tokens, gradients of weights become zeros, or stay
     /// where they are added to.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`]; [`crate::CudaError::WrongDevice`]; [`crate::CudaError::Unsupported`] for quantised weights, and for
-    /// rows of ∂L/∂y, or of x, that overlap; [`swiglu_core::Error::OutOfRange`] for too little scratch memory; [`crate::CudaError::LibraryMissing`] without cuBLASLt; what compiling a kernel on first use, or
+    /// rows of ∂L/∂y, or of x, that overlap; [`swiglu_core::Error::Unsupported`] for a row scale of a gated linear layer; [`swiglu_core::Error::OutOfRange`] for too little scratch memory; [`crate::CudaError::LibraryMissing`] without cuBLASLt; what compiling a kernel on first use, or
     /// the driver, reports.
     pub fn backward<'k>(
         &self,
@@ -120,8 +121,8 @@ impl<K, T: Element> Layer<K, T> {
             let [saved, grads] = placed.at(at(parts.h + parts.dh));
             let dots_at = at(parts.h + parts.dh + parts.gate_up);
             let sums_at = |cols| Tensor::new(dots_at + parts.dots as u64, cols);
-            let factors = into.scaled_by.as_ref().map(DeviceMatrixRef::device_ptr);
-            let scale = (factors.is_some() || dots > 0).then(|| RowScale {
+            let factors = into.row_scale.as_ref().map(DeviceMatrixRef::device_ptr);
+            let scale = (factors.is_some() || dots > 0).then(|| RowFactors {
                 factors: factors.unwrap_or(0),
                 dots: if dots > 0 { dots_at } else { 0 },
             });
@@ -153,7 +154,7 @@ impl<K, T: Element> Layer<K, T> {
                     }
                     None => run.through_activation(m, dy, saved, grads)?,
                 }
-                if let (Some(to), Some(down)) = (&into.row_scale, down) {
+                if let (Some(to), Some(down)) = (&into.row_scale_grad, down) {
                     let (dots, dy) = ((dots_at, dots), (dy, down.bias));
                     row_dots(stream, T::DTYPE, dots, dy, [m, k], to.device_ptr())?;
                 }

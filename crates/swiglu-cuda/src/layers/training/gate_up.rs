@@ -9,7 +9,7 @@ use crate::device::lt::{LinearWeights, Lt};
 use crate::device::memory::{DeviceMatrixMut, DeviceMatrixRef};
 use crate::device::stream::Stream;
 use crate::device::workspace::DeviceScratch;
-use crate::kernels::dgated_gemm::{Call as DgatedCall, Kernel as DgatedKernel, RowScale};
+use crate::kernels::dgated_gemm::{Call as DgatedCall, Kernel as DgatedKernel, RowFactors};
 use crate::kernels::elementwise::Tensor;
 use crate::kernels::gate::Formula;
 use crate::layers::activation::tensor;
@@ -27,7 +27,7 @@ pub(super) struct BlockTensors {
     pub(super) saved: [Tensor; 2],
     pub(super) grads: [Tensor; 2],
     pub(super) h: Option<Tensor>,
-    pub(super) scale: Option<RowScale>,
+    pub(super) scale: Option<RowFactors>,
 }
 
 impl<K, T: Element> Layer<K, T> {

@@ -147,14 +147,14 @@ impl<K, T: Element> Layer<K, T> {
             to.map(|to| place(&stream, to, add)).transpose()
         };
         let mut biases = [bias(&into.gate_bias)?, bias(&into.up_bias)?, bias(&into.down_bias)?];
-        let factors = match into.scaled_by {
+        let factors = match into.row_scale {
             RowScale::None => None,
             scale => {
                 let factors = Matrix::from_values((0..m).map(|row| scale.of_row(row)), 1, m)?;
                 Some(DeviceMatrix::from_host(&stream, factors.view())?)
             }
         };
-        let of_factors = into.row_scale.is_some().then(|| DeviceMatrix::new(&stream, 1, m));
+        let of_factors = into.row_scale_grad.is_some().then(|| DeviceMatrix::new(&stream, 1, m));
         let mut of_factors = of_factors.transpose()?;
         {
             let [gate, up, down] = weights.each_mut().map(|w| w.as_mut().map(Weight::place));
@@ -168,8 +168,8 @@ impl<K, T: Element> Layer<K, T> {
                 gate_bias,
                 up_bias,
                 down_bias,
-                scaled_by: factors.as_ref().map(DeviceMatrix::view),
-                row_scale: of_factors.as_mut().map(DeviceMatrix::view_mut),
+                row_scale: factors.as_ref().map(DeviceMatrix::view),
+                row_scale_grad: of_factors.as_mut().map(DeviceMatrix::view_mut),
                 ..DeviceGradientsMut::default().with_accumulate(into.accumulate)
             };
             self.backward(&stream, x.view(), dy.view(), kept.view_mut()?, there, None)?;
@@ -184,7 +184,7 @@ impl<K, T: Element> Layer<K, T> {
             }
         }
         let places =
-            [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias, &mut into.row_scale];
+            [&mut into.gate_bias, &mut into.up_bias, &mut into.down_bias, &mut into.row_scale_grad];
         let biases = biases.iter().chain([&of_factors]);
         for (from, to) in biases.zip(places) {
             if let (Some(from), Some(to)) = (from, to) {

@@ -39,7 +39,7 @@ fn steps_cost_what_they_were_measured_at() {
     let model = model(H200);
     for ([m, k, h], measured) in MEASURED {
         let p = block(m, k, h);
-        let fused = differentiated(Kernel::Sm90(Config::of(k, false)), &p, &H200);
+        let fused = differentiated(Kernel::Sm90(Config::of(k, None)), &p, &H200);
         let unfused = step_by_step(&p, &model);
         let products = input(&p, &model) + gate_up_weights(&p, &model) + down_weight(&p, &model);
         let expected = [fused, unfused, fused + products, unfused + products];
