@@ -203,6 +203,7 @@ def block_backward(
     consumed: bool,
     into: Tuple[Optional[Any], ...],
     biases: Tuple[Optional[Any], ...],
+    factors: Tuple[Optional[Any], Optional[Any]],
     add: bool,
     room: Callable[[int], Any],
 ) -> None: ...
@@ -226,6 +227,7 @@ def host_block_backward(
     kept: _Tensor,
     into: Tuple[Optional[_Tensor], ...],
     biases: Tuple[Optional[_Tensor], ...],
+    factors: Tuple[Optional[_Tensor], Optional[_Tensor]],
     add: bool,
 ) -> None: ...
 def weight_gradient(grads: _Tensor, inputs: _Tensor, into: _Tensor, overwrite: bool) -> None: ...

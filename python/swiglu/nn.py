@@ -176,7 +176,7 @@ class GatedLinear(_Gated):
 
 
 class MLP(_Gated):
-    """The feed-forward block y = h·Wd + bd of Llama and its kin."""
+    """The feed-forward block y = h·Wd + bd of Llama and its kin, or an expert, whose rows a router weighs: ``row_scale``."""
 
     down_proj: nn.Linear
 
@@ -221,17 +221,20 @@ class MLP(_Gated):
         made.train(module.training)
         return made
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, row_scale: Optional[Tensor] = None) -> Tensor:
         called = self._h_of_called(x)
         if called is not None:
             y: Tensor = self.down_proj(called)
-            return y
+            if row_scale is None:
+                return y
+            _check.row_scale(row_scale, x)
+            return (y * row_scale.unsqueeze(-1)).to(y.dtype)
         w_gate, w_up, b_gate, b_up = self._weights()
         biases = (b_gate, b_up, self.down_proj.bias)
         return ops.mlp(
             x, w_gate, w_up, self.down_proj.weight,
             biases=biases, activation=self.activation, save=self.save, numerics=self.numerics,
-            gradient_accumulation_fusion=self.gradient_accumulation_fusion,
+            gradient_accumulation_fusion=self.gradient_accumulation_fusion, row_scale=row_scale,
         )  # fmt: skip
 
     def freeze(self) -> "Frozen":

@@ -49,7 +49,7 @@ def factors(monkeypatch):
 
     whole = _training._native.block_backward
 
-    def block_backward(place, act, x, grad, parts, kept, consumed, into, biases, adds, room):
+    def block_backward(place, act, x, grad, parts, kept, consumed, into, biases, scales, adds, room):
         if adds:
             w_gate, w_up, w_down, *_ = parts
             both = torch.ops.swiglu.mlp_saving_backward(grad, w_gate, w_up, w_down, kept, str(act))
@@ -58,7 +58,7 @@ def factors(monkeypatch):
                 seen.setdefault(what, []).append((double(half).copy(), double(x).copy()))
             h = torch.ops.swiglu.glu(kept, str(act), "gate-first", None)
             seen.setdefault("w_down", []).append((double(grad).copy(), double(h).copy()))
-        return whole(place, act, x, grad, parts, kept, consumed, into, biases, adds, room)
+        return whole(place, act, x, grad, parts, kept, consumed, into, biases, scales, adds, room)
 
     monkeypatch.setattr(_main_grad, "add", add)
     monkeypatch.setattr(_training._native, "block_backward", block_backward)

@@ -128,28 +128,41 @@ for consumed, add, wanted in [(False, False, 15), (True, True, 15), (False, True
     sums = [values(*e.shape) if wanted >> i & 2 else None for i, e in enumerate(right_of_biases)]
     held = [None if a is None else a.astype(float) for a in (*into, *sums)]
     _native.block_backward(
-        place, act, where(x), where(dy), dense, where(there_before), consumed, given(*into), given(*sums), add, Room)
+        place, act, where(x), where(dy), dense, where(there_before), consumed, given(*into), given(*sums),
+        (None, None), add, Room)
     for i, (found, before, right) in enumerate(zip((*into, *sums), held, (*right_of, *right_of_biases))):
         if found is not None:
             near(found, right + (before if add and i > 0 else 0), 1e-3)
     assert consumed or np.array_equal(there_before, kept)
 assert max(asked) > 0
+# Rows of the result that had factors, and the gradients of these, which go through h and the bias.
+scale, d_scale, d_x, d_down, d_b = values(5), empty((5,)), empty((5, 64)), empty((64, 96)), empty((64,))
+_native.block_backward(
+    place, act, where(x), where(dy), (*weights[:5], where(b_down)), where(kept), False, given(d_x, None, None, d_down),
+    given(None, None, d_b), given(scale, d_scale), False, Room)
+by = scale[:, None].astype(float)
+near(d_x, by * right_of[0], 1e-3)
+near(d_down, (by * dy).T @ activated, 1e-3)
+near(d_b, (by * dy).sum(0), 1e-3)
+near(d_scale, (activated * dh).sum(1) + dy.astype(float) @ b_down, 1e-3)
 # Packed weights have one place, and so have their biases.
 packed, d_packed, d_bias = there(np.concatenate([w_gate, w_up])), empty((192, 64)), empty((192,))
 _native.block_backward(
     place, act, where(x), where(dy), given(packed, None, w_down, None, None, None), where(kept), False,
-    given(None, d_packed, None, None), given(d_bias, None, None), False, Room)
+    given(None, d_packed, None, None), given(d_bias, None, None), (None, None), False, Room)
 near(d_packed, np.concatenate(right_of[1:3]), 1e-3)
 near(d_bias, np.concatenate(right_of_biases[:2]), 1e-3)
 for changed, kind in [
     (dict(into=given(dy, None, None, None)), "unsupported"), (dict(into=given(None, packed, None, None)), "shape"),
     (dict(kept=where(kept[:, :95])), "shape"), (dict(kept=where(kept[:4])), "shape"), (dict(parts=(None, *dense[1:])), "unsupported"),
+    (dict(factors=given(values(4), None)), "shape"), (dict(factors=given(None, empty((6,)))), "shape"),
 ]:
-    how = dict(parts=dense, kept=where(kept), into=given(None, None, None, empty((64, 96))))
+    how = dict(parts=dense, kept=where(kept), into=given(None, None, None, empty((64, 96))), factors=(None, None))
     how.update(changed)
     try:
         _native.block_backward(
-            place, act, where(x), where(dy), how["parts"], how["kept"], False, how["into"], (None, None, None), False, Room)
+            place, act, where(x), where(dy), how["parts"], how["kept"], False, how["into"], (None, None, None),
+            how["factors"], False, Room)
         raise AssertionError(f"{changed} was taken")
     except (SwigluError, ShapeError) as error:
         assert error.kind == kind, (changed, error)

@@ -172,7 +172,8 @@ fn forward<T: Element>(
 
 /// Enqueues the gradients of a block that have a place, from that of y: of x, of the weights of gate, up and down, which are added
 /// to what is there if that is said, and of the biases, in f32, which are added to what is there too. Packed weights of gate and up
-/// have their gradient in the place of gate's. Gate and up, `[M, 2H]`, stay as they are unless they are `consumed`.
+/// have their gradient in the place of gate's. Gate and up, `[M, 2H]`, stay as they are unless they are `consumed`. `factors`: what
+/// rows of y were multiplied with before that gradient, and a place for the gradients of these, M values of f32 each.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python's")]
 pub(crate) fn block_backward(
@@ -185,6 +186,7 @@ pub(crate) fn block_backward(
     consumed: bool,
     into: [Option<There>; 4],
     biases: [Option<There>; 3],
+    factors: [Option<There>; 2],
     add: bool,
     room: &Bound<'_, PyAny>,
 ) -> Result<(), Failure> {
@@ -206,7 +208,8 @@ pub(crate) fn block_backward(
     let kept = kept.column_halves("gate and up")?;
     let accumulate = if add { Accumulate::Add } else { Accumulate::Overwrite };
     let inputs = Inputs { x, grad, kept, consumed };
-    let places = Places { into, biases, accumulate, apart };
+    let [row_scale, row_scale_grad] = factors.map(|t| t.map(of));
+    let places = Places { into, biases, row_scale, row_scale_grad, accumulate, apart };
     with_dtype!(inputs.x.dtype, T => backward::<T>(&call, &inputs, &places))
 }
 
@@ -232,18 +235,21 @@ struct Inputs {
     consumed: bool,
 }
 
-/// What it writes: the gradients of x, gate, up and down, and of their biases.
-struct Places {
-    into: [Option<Tensor>; 4],
-    biases: [Option<Tensor>; 3],
-    accumulate: Accumulate,
-    apart: bool,
+/// What it writes: the gradients of x, gate, up and down, of their biases, and of rows' factors, with these.
+pub(crate) struct Places {
+    pub(crate) into: [Option<Tensor>; 4],
+    pub(crate) biases: [Option<Tensor>; 3],
+    pub(crate) row_scale: Option<Tensor>,
+    pub(crate) row_scale_grad: Option<Tensor>,
+    pub(crate) accumulate: Accumulate,
+    /// Whether weights of gate and of up are two tensors, wherever these lie on a device.
+    pub(crate) apart: bool,
 }
 
 fn backward<T: Element>(
     call: &Call<'_, '_>,
     Inputs { x, grad, kept, consumed }: &Inputs,
-    Places { into, biases, accumulate, apart }: &Places,
+    Places { into, biases, row_scale, row_scale_grad, accumulate, apart }: &Places,
 ) -> Result<(), Failure> {
     let cuda = call.stream.cuda();
     // SAFETY: as in `forward`; gate and up are nobody's any more where they are consumed.
@@ -259,6 +265,11 @@ fn backward<T: Element>(
         places.dx = dx.map(|to| call.write::<T>("gradient of x", to)).transpose()?;
         (places.gate, places.up, places.down) = (weight(1)?, weight(2)?, weight(3)?);
         (places.gate_bias, places.up_bias, places.down_bias) = (bias(0)?, bias(1)?, bias(2)?);
+        places.row_scale =
+            row_scale.as_ref().map(|t| call.read::<f32>("row scale", t)).transpose()?;
+        let to = row_scale_grad.as_ref();
+        places.row_scale_grad =
+            to.map(|to| call.write::<f32>("gradient of the row scale", to)).transpose()?;
         let kept: DeviceKept<'_, T> = match consumed {
             true => call.halves("gate and up", kept)?.into(),
             false => [call.read("gate", &kept[0])?, call.read("up", &kept[1])?].into(),

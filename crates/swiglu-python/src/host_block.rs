@@ -3,11 +3,11 @@
 use pyo3::prelude::*;
 use swiglu::{
     Accumulate, Arrangement, CallOptions, CoreError, Cpu, Device, Element, GradientsMut, LentMlp,
-    MlpParams, Orientation, with_dtype,
+    MlpParams, Orientation, RowScale, with_dtype,
 };
 
 use crate::activation::Activation;
-use crate::block::{split, weights};
+use crate::block::{Places, split, weights};
 use crate::device;
 use crate::error::Failure;
 use crate::gradient::{expect_apart, host_gradient_mut, rows_mut};
@@ -84,7 +84,7 @@ fn forward<T: Element>(
 
 /// Writes the gradients of a block that have a place, from that of y: of x, of the weights of gate, up and down, which are added
 /// to what is there if that is said, and of the biases, in f32, which are added to what is there too. Packed weights of gate and
-/// up have their gradient in the place of gate's. Gate and up, `[M, 2H]`, stay as they are.
+/// up have their gradient in the place of gate's. Gate and up, `[M, 2H]`, stay as they are. `factors`: as `block_backward`'s.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python's")]
 pub(crate) fn host_block_backward(
@@ -96,6 +96,7 @@ pub(crate) fn host_block_backward(
     kept: Tensor,
     mut into: [Option<Tensor>; 4],
     mut biases: [Option<Tensor>; 3],
+    factors: [Option<Tensor>; 2],
     add: bool,
 ) -> Result<(), Failure> {
     let call = Call::new(act, parts)?;
@@ -117,17 +118,15 @@ pub(crate) fn host_block_backward(
         split(&mut biases[..2], |both| both.column_halves("gradient of packed biases"))?;
     }
     let accumulate = if add { Accumulate::Add } else { Accumulate::Overwrite };
-    Ok(py.detach(|| {
-        with_dtype!(inputs[0].dtype, T => backward::<T>(&call, &inputs, &into, &biases, accumulate))
-    })?)
+    let ([row_scale, row_scale_grad], apart) = (factors, false);
+    let places = Places { into, biases, row_scale, row_scale_grad, accumulate, apart };
+    Ok(py.detach(|| with_dtype!(inputs[0].dtype, T => backward::<T>(&call, &inputs, &places)))?)
 }
 
 fn backward<T: Element>(
     call: &Call,
     [x, grad, kept]: &[Tensor; 3],
-    into: &[Option<Tensor>; 4],
-    biases: &[Option<Tensor>; 3],
-    accumulate: Accumulate,
+    Places { into, biases, row_scale, row_scale_grad, accumulate, .. }: &Places,
 ) -> swiglu::Result<()> {
     // SAFETY: as in `forward`; places lie apart from what is read and from each other, and those of biases were made for this call.
     unsafe {
@@ -145,7 +144,13 @@ fn backward<T: Element>(
         (places.gate, places.up, places.down) = (weight(1)?, weight(2)?, weight(3)?);
         [places.gate_bias, places.up_bias, places.down_bias] =
             sums.each_mut().map(|sum| sum.as_mut().map(|sum| sum.row_mut(0)));
-        places.accumulate = accumulate;
+        let row_scale = row_scale.as_ref().map(|t| t.rows::<f32>("row scale")).transpose()?;
+        let view = row_scale.as_ref().map(|rows| rows.view());
+        places.row_scale = view.as_ref().map_or(RowScale::None, |m| RowScale::Rows(m.row(0)));
+        let to = row_scale_grad.as_ref();
+        let mut to = to.map(|to| rows_mut::<f32>("gradient of the row scale", to)).transpose()?;
+        places.row_scale_grad = to.as_mut().map(|to| to.row_mut(0));
+        places.accumulate = *accumulate;
         call.with::<T>(&cpu()?, |block| {
             block.backward(x.view(), grad.view(), kept.view(), places, &CallOptions::default())
         })

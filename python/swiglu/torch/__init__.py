@@ -8,7 +8,7 @@ rounded: ``fused``, ``pre_round`` or ``eager``, of which the last is PyTorch's o
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
 import torch.fx
@@ -236,12 +236,18 @@ def mlp(
     save: str = "preact",
     numerics: Optional[str] = None,
     gradient_accumulation_fusion: bool = False,
+    row_scale: Optional[Tensor] = None,
     out: Optional[Tensor] = None,
 ) -> Tensor:
     """The feed-forward block: :func:`gated_linear`, then ``h·w_downᵀ + b_down`` for ``w_down`` ``[K, H]``.
 
-    ``biases`` are those of gate, up and down, each a tensor or None.
+    ``biases`` are those of gate, up and down, each a tensor or None. ``row_scale``, of the shape of x but its last dimension, has
+    a factor for each row of the result, as a router weighs the tokens of an expert: its gradient needs no copy of the result.
     """
+    if row_scale is not None:
+        how = {"biases": biases, "activation": activation, "layout": layout, "save": save, "numerics": numerics}
+        fuses = gradient_accumulation_fusion
+        return _scaled(row_scale, (x, w_gate, w_up, w_down), how, fuses, out)
     keeps = _saves(save)
     fuses = gradient_accumulation_fusion is not False and _fuses(gradient_accumulation_fusion, numerics)
     if biases is None:
@@ -292,6 +298,28 @@ def mlp(
         return out
     result: Tensor = torch.ops.swiglu.mlp(*tensors, name, layout, numerics)
     return result
+
+
+def _scaled(
+    row_scale: Tensor, tensors: Tuple[Any, ...], how: Dict[str, Any], fuses: bool, out: Optional[Tensor]
+) -> Tensor:
+    """The block, each row times its factor: by one backward pass for both where a kernel has it, else as two operations."""
+    x, biases = tensors[0], how["biases"] or (None, None, None)
+    _check.expect_tensors(("x",), (x,), 1)
+    _check.row_scale(row_scale, x)
+    if out is None and fuses is False and how["numerics"] is None and len(biases) == 3:
+        parts: _kernels.Parts = (*tensors[1:], *biases)
+        every = (x, *parts, row_scale)
+        _check.expect_tensors(("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down"), every[:-1], 2)
+        if _door.wants_gradient(*every) and _training.takes(x) and _door.nothing_in_force() and _door.plain(*every):
+            name, layout = _name(how["activation"], None), how["layout"]
+            _check.layer(x, parts, layout)
+            made = _training.block(x, parts, name, layout, False, _saves(how["save"]), row_scale)
+            if made is not None:
+                return made
+    y = mlp(*tensors, **how, gradient_accumulation_fusion=fuses, out=out)
+    factors = row_scale.unsqueeze(-1)
+    return (y * factors).to(y.dtype) if out is None else out.mul_(factors)
 
 
 # torch.fx.symbolic_trace calls with what is no tensor: a call of these stays a node of its graph.

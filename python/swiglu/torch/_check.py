@@ -78,6 +78,15 @@ def expect_alike(what: str, tensor: Tensor, other: Tensor, cast: bool = False) -
         raise wrong(what, f"a tensor on {other.device}", f"one on {tensor.device}", "move one", "layout")
 
 
+def row_scale(factors: Any, x: Tensor) -> None:
+    """A factor for each row of x: floating point values of any type."""
+    expect_tensors(("row_scale",), (factors,), 1)
+    expect_computed("row_scale", factors)
+    expect_shape("row_scale", factors, tuple(x.shape[:-1]))
+    if factors.device != x.device:
+        raise wrong("row_scale", f"a tensor on {x.device}", f"one on {factors.device}", "move one", "layout")
+
+
 def expect_dense(what: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_nested:
         given = "a nested one" if tensor.is_nested else str(tensor.layout)

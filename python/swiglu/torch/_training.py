@@ -100,16 +100,31 @@ def _maps_of(
     return kept if w_up is None else torch.cat((kept, torch.nn.functional.linear(x, w_up, b_up)), -1)
 
 
+def _of_factors(
+    grad: Tensor, w_down: Tensor, b_down: Optional[Tensor], kept: Tensor, activation: str, row_scale: Tensor
+) -> Tensor:
+    """The gradients of the rows' factors, by operators: the sums of h·dh, and of what goes through the bias."""
+    h: Tensor = torch.ops.swiglu.glu(kept, activation, "gate-first", None)
+    sums = ((grad @ w_down).reshape(h.shape).float() * h.float()).sum(-1)
+    if b_down is not None:
+        sums = sums + (grad.float() @ b_down.float()).reshape(sums.shape)
+    return sums.to(row_scale.dtype).view(row_scale.shape)
+
+
 class _Block(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, activation: str, fused: bool, keeps: bool, arranged: Parts, x: Tensor, *parts: Optional[Tensor]
     ) -> Tensor:
-        w_gate, w_up, w_down, b_gate, b_up, b_down = parts
+        w_gate, w_up, w_down, b_gate, b_up, b_down, row_scale = parts
         y = _like(x)
         kept = _forward(x, arranged, activation, y, keeps)
+        if row_scale is not None:
+            y.mul_(row_scale.unsqueeze(-1))
         again: Tuple[Optional[Tensor], ...] = (kept,) if keeps else (b_gate, b_up)
-        ctx.save_for_backward(x, w_gate, w_up, w_down, *again)
+        # What the gradient of a row's factor goes through beside h.
+        b_down = b_down if ctx.needs_input_grad[11] else None
+        ctx.save_for_backward(x, w_gate, w_up, w_down, row_scale, b_down, *again)
         ctx.activation, ctx.keeps = activation, keeps
         # What is saved may come back as another tensor, without a parameter's attributes.
         ctx.main_grads = (w_gate, w_up, w_down) if fused else None
@@ -120,19 +135,21 @@ class _Block(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         # Weights are those that autograd kept: they may lie elsewhere than in the forward pass.
         x, *rest = ctx.saved_tensors
-        x, again = _as_it_is(x), [*map(_as_it_is, rest[3:])]
+        x, row_scale, b_down, *again = map(_as_it_is, (x, *rest[3:]))
         w_gate, w_up, w_down = map(_weight, _main_grad.WEIGHTS, rest[:3])
-        want_x, want_gate, want_up, want_down, *want_biases = ctx.needs_input_grad[4:]
+        want_x, want_gate, want_up, want_down, *want_biases, want_scale = ctx.needs_input_grad[4:]
         weights, wanted = (w_gate, w_up, w_down), (want_gate, want_up, want_down)
         if ctx.main_grads is not None:
             _main_grad.expect_plain(grad)
-        elif not (_door.nothing_in_force() and _door.plain(grad, x, *weights, *again)):
+        elif not (_door.nothing_in_force() and _door.plain(grad, x, *weights, row_scale, b_down, *again)):
             # A backward pass may be seen by more than its forward pass was.
-            every = ctx.needs_input_grad[4:]
+            every = ctx.needs_input_grad[4:-1]
             # The forward pass was under no autocast.
             with torch.autocast(x.device.type, enabled=False):
                 both = again[0] if ctx.keeps else _maps_of(x, w_gate, w_up, *again)
-                return None, None, None, None, *_by_operators(grad, x, weights, both, ctx.activation, every)
+                d_scale = _of_factors(grad, w_down, b_down, both, ctx.activation, row_scale) if want_scale else None
+                dy = grad if row_scale is None else (grad * row_scale.unsqueeze(-1)).to(grad.dtype)
+                return None, None, None, None, *_by_operators(dy, x, weights, both, ctx.activation, every), d_scale
         if ctx.keeps:
             (kept,) = again
         else:
@@ -154,10 +171,12 @@ class _Block(torch.autograd.Function):
         ]
         # Copies live until the call is made.
         rows, dy, pre_activations = _lying(x), _lying(grad.resolve_neg()), _lying(kept)
+        factors = None if row_scale is None else row_scale.reshape(-1).to(torch.float32).contiguous()
+        of_factors = torch.empty_like(factors) if factors is not None and want_scale else None
         given = _kernels.here if x.is_cpu else _given
-        act, parts = activation_named(ctx.activation), (*map(given, weights), None, None, None)
+        act, parts = activation_named(ctx.activation), (*map(given, weights), None, None, given(b_down))
         inputs = act, given(rows), given(dy), parts, given(pre_activations)
-        into = (given(dx), *map(given, d_weights)), tuple(map(given, biases)), adds
+        into = (given(dx), *map(given, d_weights)), tuple(map(given, biases)), (given(factors), given(of_factors)), adds
         if x.is_cpu:
             _native.host_block_backward(*inputs, *into)
         else:
@@ -166,7 +185,8 @@ class _Block(torch.autograd.Function):
         if ctx.main_grads is not None:
             d_weights = _main_grad.added(ctx.main_grads, d_weights)
         d_biases = (None if b is None else b.to(x.dtype) for b in biases)
-        return (None, None, None, None, dx, *d_weights, *d_biases)
+        d_scale = None if of_factors is None else of_factors.to(row_scale.dtype).view(row_scale.shape)
+        return (None, None, None, None, dx, *d_weights, *d_biases, d_scale)
 
 
 def takes(x: Tensor) -> bool:
@@ -174,9 +194,18 @@ def takes(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in HALVES or _kernels.packs(x)
 
 
-def block(x: Tensor, parts: Parts, activation: str, layout: str, fused: bool, keeps: bool) -> Optional[Tensor]:
+def block(
+    x: Tensor,
+    parts: Parts,
+    activation: str,
+    layout: str,
+    fused: bool,
+    keeps: bool,
+    row_scale: Optional[Tensor] = None,
+) -> Optional[Tensor]:
     """The block with its gradient, of tensors that fit each other, or None where PyTorch's maps compute it. Gradients of weights
-    go to their ``main_grad`` where they are ``fused``; gate and up are computed again where it does not keep them."""
+    go to their ``main_grad`` where they are ``fused``; gate and up are computed again where it does not keep them. Rows of the
+    result are multiplied with their factor, where they have one."""
     w_gate, w_up, w_down, _, _, _ = parts
     if not takes(x) or w_down is None or _kernels._no_kernels(x) is not None:
         return None
@@ -190,7 +219,7 @@ def block(x: Tensor, parts: Parts, activation: str, layout: str, fused: bool, ke
     if isinstance(arranged, str) or w_up is None and layout != "gate-first":
         return None
     try:
-        y: Tensor = _Block.apply(activation, fused, keeps, arranged, x, *parts)
+        y: Tensor = _Block.apply(activation, fused, keeps, arranged, x, *parts, row_scale)
     except SwigluError as refused:
         if refused.kind != "unsupported":
             raise
