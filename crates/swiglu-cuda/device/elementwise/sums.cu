@@ -115,6 +115,7 @@ KERNEL(kThreads, 1, row_dots)(KERNEL_PARAMS(RowDotsParams) p) {
   const i64 row = (i64)blockIdx.x * kWarps + threadIdx.x / 32;
   if (row >= p.rows) return;
   float sum = 0.0f;
+#pragma unroll 8
   for (i64 i = threadIdx.x % 32; i < p.parts; i += 32) sum = __fadd_rn(sum, ((const float*)p.dots)[i * p.rows + row]);
   if (p.bias != 0) {
     const Element* const dy = (const Element*)p.dy + row * p.dy_stride;

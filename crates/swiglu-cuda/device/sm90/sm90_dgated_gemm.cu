@@ -30,10 +30,12 @@ constexpr int kSlabBytes = 64 * kPitch;
 constexpr int kConsumerBytes = 3 * kSlabBytes;
 constexpr bool kScaled = ROW_SCALE != 0;
 // Of four consumers each has few registers beside its sums. Then a branch keeps the compiler from computing the next
-// columns too: up to 24 bytes of spills of the longest formula otherwise, with factors up to 48. With factors also within 16
-// columns, of two consumers around their sum of h·dh; what they ask is true, as H is whole groups of 8 columns.
-constexpr bool kGuarded = kScaled || kConsumers == 4 && !kFast && CLAMP;
-constexpr bool kGuardedWithin = kScaled && kConsumers == 4, kGuardedDot = kScaled && kConsumers == 2;
+// columns too: up to 24 bytes of spills of the longest formula otherwise, with factors up to 48. With factors two consumers have
+// few too, also one around each sum of h·dh, and of four the GELUs one within 16 columns; what these ask is true, as H is whole
+// groups of 8 columns.
+constexpr bool kGuarded = kScaled && kConsumers == 2 || kConsumers == 4 && !kFast && CLAMP;
+constexpr bool kGuardedWithin = kScaled && kConsumers == 4 && (kGate == kGeluErf || kGate == kGeluTanh);
+constexpr bool kGuardedDot = kScaled && kConsumers == 2;
 
 struct alignas(64) Sm90DgatedGemmParams {
   Operands operands;
@@ -45,7 +47,25 @@ struct alignas(64) Sm90DgatedGemmParams {
   u64 scale, dots;
 };
 
-class Dgated {
+// Of the two rows of a block of which a thread has columns: their factors, and its sums of h·dh.
+struct Rows {
+  float scale[2], dot[2];
+};
+// Their factors where they are the thread's only ones of a tile: asked for before it is multiplied.
+template <bool HAS_ANY>
+struct Factors {
+  INLINE void keep(const Rows&) {}
+  INLINE void give(Rows&) const {}
+};
+template <>
+struct Factors<true> {
+  float scale[2];
+  INLINE void keep(const Rows& rows) { scale[0] = rows.scale[0], scale[1] = rows.scale[1]; }
+  INLINE void give(Rows& rows) const { rows.scale[0] = scale[0], rows.scale[1] = scale[1]; }
+};
+constexpr bool kScaledAtOnce = kScaled && kBlocks == 1;
+
+class Dgated : Factors<kScaledAtOnce> {
   const Sm90DgatedGemmParams& p;
   const u32 gate_and_up, barrier;
   const int consumer;
@@ -70,12 +90,13 @@ class Dgated {
         consumer(consumer) {}
 
   template <int WIDTH>
-  INLINE void begin(Sums<WIDTH>& d, Tile tile) const {
+  INLINE void begin(Sums<WIDTH>& d, Tile tile) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (int i = 0; i < WIDTH / 2; ++i) d[b][i] = 0.0f;
     }
+    if constexpr (kScaledAtOnce) keep(rows_from(own_rows(tile).row));
     if (threadIdx.x % 128 != 0) return;
     const Slabs slabs(p.operands.extents, own_rows(tile), WIDTH);
     ptx::bulk_wait_read<0>();
@@ -92,6 +113,10 @@ class Dgated {
       for (int b = 0; b < kBlocks; ++b) {
         if (panel >= slabs.panels || b >= slabs.blocks) continue;
         const int s = panel * slabs.blocks + b;
+        Rows rows = {};
+        // Beside gate and up, which are waited for.
+        if constexpr (kScaled && !kScaledAtOnce) rows = rows_from(slabs.row(s));
+        give(rows);
         if (s > 0) {
           if (leader) {
             ptx::bulk_wait_read<0>();
@@ -100,7 +125,7 @@ class Dgated {
           consumer_barrier(consumer);
         }
         ptx::barrier_wait(barrier, (done + s) & 1);
-        differentiate<WIDTH>(d[b], panel, slabs.column(s), slabs.row(s));
+        differentiate<WIDTH>(d[b], panel, slabs.column(s), slabs.row(s), rows);
         ptx::fence_async_shared();
         consumer_barrier(consumer);
         if (leader) {
@@ -154,10 +179,8 @@ class Dgated {
 
   // Replaces gate and up of the slab at a place of the result by their gradients, and writes h.
   template <int WIDTH>
-  INLINE void differentiate(const float (&d)[WIDTH / 2], int panel, int first_column, int first_row) const {
+  INLINE void differentiate(const float (&d)[WIDTH / 2], int panel, int first_column, int first_row, Rows rows) const {
     const int columns = p.operands.extents.features - first_column;  // of it exist, or more
-    Rows rows;
-    if constexpr (kScaled) rows = rows_from(first_row);
 #pragma unroll
     for (int j = 0; j < kPanel / 8; j += 2) {
       if (kGuarded && 8 * j >= columns) continue;
@@ -196,23 +219,17 @@ class Dgated {
     if constexpr (kScaled) store_dots(rows, first_column, first_row);
   }
 
-  // The two rows of which a thread has columns: their factors, and its sums of h·dh.
-  struct Rows {
-    float scale[2], dot[2];
-  };
-
   INLINE static int row_of_thread(int first, int r) {
     return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
   }
 
   INLINE Rows rows_from(int first) const {
-    Rows rows;
+    Rows rows = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = row_of_thread(first, r);
       const bool scaled = p.scale != 0 && row < p.operands.extents.m;
       rows.scale[r] = scaled ? ((const float*)p.scale)[row] : 1.0f;
-      rows.dot[r] = 0.0f;
     }
     return rows;
   }
