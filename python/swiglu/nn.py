@@ -224,11 +224,7 @@ class MLP(_Gated):
     def forward(self, x: Tensor, row_scale: Optional[Tensor] = None) -> Tensor:
         called = self._h_of_called(x)
         if called is not None:
-            y: Tensor = self.down_proj(called)
-            if row_scale is None:
-                return y
-            _check.row_scale(row_scale, x)
-            return (y * row_scale.unsqueeze(-1)).to(y.dtype)
+            return ops._times(self.down_proj(called), x, row_scale)
         w_gate, w_up, b_gate, b_up = self._weights()
         biases = (b_gate, b_up, self.down_proj.bias)
         return ops.mlp(

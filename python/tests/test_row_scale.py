@@ -196,6 +196,53 @@ def test_weights_with_main_grad_have_factors_too(packing):
         assert off(into, plain.double()) < 2.0**-7
 
 
+def test_out_may_hold_the_factors_and_has_no_gradient():
+    weights, biases = block_of(torch.float32, biased=True)
+    x, out = tensor(TOKENS, HIDDEN), tensor(TOKENS, HIDDEN, seed=2)
+    expected = ops.mlp(x, *weights, biases=biases) * out[:, :1]
+    assert torch.equal(ops.mlp(x, *weights, biases=biases, row_scale=out[:, 0], out=out), expected)
+    with pytest.raises(swiglu.SwigluError, match="row_scale: .*out"):
+        ops.mlp(x, *weights, row_scale=tensor(TOKENS, grad=True), out=out)
+    assert not out.requires_grad
+
+
+@pytest.mark.parametrize("biases", [(), [None], 5, False, "abc", torch.zeros(3, 4)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_biases_are_refused_as_without_factors(biases, dtype, packing):
+    weights, _ = block_of(dtype)
+    x = tensor(TOKENS, HIDDEN, dtype=dtype, grad=True)
+    said = []
+    for factors in ({}, {"row_scale": tensor(TOKENS)}):
+        with pytest.raises(swiglu.SwigluError) as refused:
+            ops.mlp(x, *weights, biases=biases, **factors)
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+
+
+def test_factors_that_come_back_in_another_shape(packing):
+    dtype = torch.float16
+    weights, biases = block_of(dtype)
+    x, row_scale = tensor(TOKENS, HIDDEN, dtype=dtype, grad=True), tensor(TOKENS, grad=True)
+    expected = torch.autograd.grad(ours(x, *weights, biases, row_scale).float().sum(), [x, row_scale])
+
+    def back(t):
+        return t.unsqueeze(-1) if t.shape == (TOKENS,) else t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, back):
+        found = torch.autograd.grad(ours(x, *weights, biases, row_scale).float().sum(), [x, row_scale])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+def test_symbolic_traces_keep_the_argument():
+    module, x, row_scale = swiglu.nn.MLP(HIDDEN, INTERMEDIATE, device=Here.device), tensor(TOKENS, HIDDEN), tensor(TOKENS)
+    for hooked in (False, True):
+        if hooked:
+            module.gate_proj.register_forward_hook(lambda *_: None)
+        traced = torch.fx.symbolic_trace(module)
+        torch.testing.assert_close(traced(x), module(x))
+        torch.testing.assert_close(traced(x, row_scale), module(x, row_scale))
+
+
 def test_a_module_takes_factors():
     module = swiglu.nn.MLP(HIDDEN, INTERMEDIATE, device=Here.device)
     x, row_scale = tensor(TOKENS, HIDDEN), tensor(TOKENS, seed=3)

@@ -304,10 +304,12 @@ def _scaled(
     row_scale: Tensor, tensors: Tuple[Any, ...], how: Dict[str, Any], fuses: bool, out: Optional[Tensor]
 ) -> Tensor:
     """The block, each row times its factor: by one backward pass for both where a kernel has it, else as two operations."""
-    x, biases = tensors[0], how["biases"] or (None, None, None)
+    x, biases = tensors[0], how["biases"]
     _check.expect_tensors(("x",), (x,), 1)
     _check.row_scale(row_scale, x)
-    if out is None and fuses is False and how["numerics"] is None and len(biases) == 3:
+    if biases is None:
+        biases = None, None, None
+    if out is None and fuses is False and how["numerics"] is None and isinstance(biases, (tuple, list)) and len(biases) == 3:
         parts: _kernels.Parts = (*tensors[1:], *biases)
         every = (x, *parts, row_scale)
         _check.expect_tensors(("x", "w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down"), every[:-1], 2)
@@ -317,11 +319,23 @@ def _scaled(
             made = _training.block(x, parts, name, layout, False, _saves(how["save"]), row_scale)
             if made is not None:
                 return made
-    y = mlp(*tensors, **how, gradient_accumulation_fusion=fuses, out=out)
-    factors = row_scale.unsqueeze(-1)
-    return (y * factors).to(y.dtype) if out is None else out.mul_(factors)
+    if out is None:
+        return _times(mlp(*tensors, **how, gradient_accumulation_fusion=fuses), x, row_scale)
+    if _door.wants_gradient(row_scale):
+        _ops.no_gradient_with_out("row_scale")
+    # They may lie where the result goes.
+    factors = row_scale.unsqueeze(-1).clone()
+    return mlp(*tensors, **how, gradient_accumulation_fusion=fuses, out=out).mul_(factors)
+
+
+def _times(y: Tensor, x: Tensor, row_scale: Optional[Tensor]) -> Tensor:
+    """Rows of a result of x times their factors, where they have some."""
+    if row_scale is None:
+        return y
+    _check.row_scale(row_scale, x)
+    return (y * row_scale.unsqueeze(-1)).to(y.dtype)
 
 
 # torch.fx.symbolic_trace calls with what is no tensor: a call of these stays a node of its graph.
-for _kept in ("silu_mul", "glu", "gated_linear", "mlp"):
+for _kept in ("silu_mul", "glu", "gated_linear", "mlp", "_times"):
     torch.fx.wrap(_kept)

@@ -82,6 +82,10 @@ def row_scale(factors: Any, x: Tensor) -> None:
     """A factor for each row of x: floating point values of any type."""
     expect_tensors(("row_scale",), (factors,), 1)
     expect_computed("row_scale", factors)
+    expect_dense("x", x)
+    if x.dim() == 0:
+        # The block says so.
+        return
     expect_shape("row_scale", factors, tuple(x.shape[:-1]))
     if factors.device != x.device:
         raise wrong("row_scale", f"a tensor on {x.device}", f"one on {factors.device}", "move one", "layout")

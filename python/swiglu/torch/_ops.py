@@ -7,7 +7,7 @@ than a small kernel. Each has an overload ``out``.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple, Type
 
 import torch
 from torch import Tensor
@@ -134,12 +134,16 @@ def _out(name: str) -> Callable[..., None]:
     return kernel
 
 
+def no_gradient_with_out(what: str) -> NoReturn:
+    text = "with `out` there is no gradient, and an argument requires one; leave `out` away, or use torch.no_grad()"
+    raise error("unsupported", what, text)
+
+
 def _out_without_gradient(name: str) -> Callable[..., None]:
     def kernel(keyset: Any, *args: Any, out: Tensor) -> None:
         tensors = [t for t in (*args, out) if isinstance(t, Tensor)]
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            text = "with `out` there is no gradient, and an argument requires one; leave `out` away, or use torch.no_grad()"
-            raise error("unsupported", name, text)
+            no_gradient_with_out(name)
         _check.expect_no_tangent(*tensors)
         with torch._C._AutoDispatchBelowAutograd():
             getattr(torch.ops.swiglu, name).out.redispatch(keyset & torch._C._after_autograd_keyset, *args, out=out)

@@ -108,7 +108,7 @@ def _of_factors(
     sums = ((grad @ w_down).reshape(h.shape).float() * h.float()).sum(-1)
     if b_down is not None:
         sums = sums + (grad.float() @ b_down.float()).reshape(sums.shape)
-    return sums.to(row_scale.dtype).view(row_scale.shape)
+    return sums.to(row_scale.dtype).view(grad.shape[:-1])
 
 
 class _Block(torch.autograd.Function):
@@ -148,7 +148,7 @@ class _Block(torch.autograd.Function):
             with torch.autocast(x.device.type, enabled=False):
                 both = again[0] if ctx.keeps else _maps_of(x, w_gate, w_up, *again)
                 d_scale = _of_factors(grad, w_down, b_down, both, ctx.activation, row_scale) if want_scale else None
-                dy = grad if row_scale is None else (grad * row_scale.unsqueeze(-1)).to(grad.dtype)
+                dy = grad if row_scale is None else (grad * row_scale.reshape(grad.shape[:-1]).unsqueeze(-1)).to(grad.dtype)
                 return None, None, None, None, *_by_operators(dy, x, weights, both, ctx.activation, every), d_scale
         if ctx.keeps:
             (kept,) = again
@@ -185,7 +185,7 @@ class _Block(torch.autograd.Function):
         if ctx.main_grads is not None:
             d_weights = _main_grad.added(ctx.main_grads, d_weights)
         d_biases = (None if b is None else b.to(x.dtype) for b in biases)
-        d_scale = None if of_factors is None else of_factors.to(row_scale.dtype).view(row_scale.shape)
+        d_scale = None if of_factors is None else of_factors.to(row_scale.dtype).view(grad.shape[:-1])
         return (None, None, None, None, dx, *d_weights, *d_biases, d_scale)
 
 
