@@ -9,13 +9,13 @@ torch = pytest.importorskip("torch", reason="not run: no PyTorch")
 import swiglu
 import swiglu.nn
 import swiglu.torch as ops
+import test_packing
 from swiglu.torch import _kernels
 from test_ops import Here, device, tensor  # noqa: F401
+from test_packing import HALVES, HIDDEN, INTERMEDIATE, block_of, off
 
-TOKENS, HIDDEN, INTERMEDIATE = 24, 40, 72
-F = torch.nn.functional
+TOKENS = 24
 REFUSALS = (swiglu.SwigluError, swiglu.ShapeError)
-HALVES = [torch.float16, torch.bfloat16]
 DTYPES = [*HALVES, torch.float32, torch.float64]
 
 
@@ -25,30 +25,13 @@ def packing(monkeypatch):
     monkeypatch.setattr(_kernels, "PACKED_IN_CALLS", frozenset(HALVES))
 
 
-def block_of(dtype, biased=False, packed=False):
-    shapes = (INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)
-    weights = [tensor(*shape, dtype=dtype, seed=5 + i) / shape[1] ** 0.5 for i, shape in enumerate(shapes)]
-    biases = [tensor(w.shape[0], dtype=dtype, seed=9 + i) if biased else None for i, w in enumerate(weights)]
-    if packed:
-        weights = [torch.cat(weights[:2]), None, weights[2]]
-        biases = [torch.cat(biases[:2]) if biased else None, None, biases[2]]
-    return weights, biases
-
-
 def ours(x, w_gate, w_up, w_down, biases, row_scale, save="preact"):
     return ops.mlp(x, w_gate, w_up, w_down, biases=biases, row_scale=row_scale, save=save)
 
 
 def composed(x, w_gate, w_up, w_down, biases, row_scale, save=None):
-    b_gate, b_up, b_down = biases
-    gate = F.linear(x, w_gate, b_gate)
-    gate, up = gate.chunk(2, -1) if w_up is None else (gate, F.linear(x, w_up, b_up))
-    y = F.linear(F.silu(gate) * up, w_down, b_down)
+    y = test_packing.composed(x, w_gate, w_up, w_down, biases)
     return (y * row_scale.unsqueeze(-1)).to(y.dtype)
-
-
-def off(found, exact):
-    return ((found.double() - exact).norm() / exact.norm()).item()
 
 
 def gradients(layer, tensors, dtype, row_scale, dy, save="preact"):

@@ -10,4 +10,5 @@ mod conformance;
 mod invariance;
 mod properties;
 mod quantized;
+mod row_scale;
 mod training;

@@ -320,7 +320,7 @@ def _scaled(
             if made is not None:
                 return made
     if out is None:
-        return _times(mlp(*tensors, **how, gradient_accumulation_fusion=fuses), x, row_scale)
+        return _by_rows(mlp(*tensors, **how, gradient_accumulation_fusion=fuses), row_scale)
     if _door.wants_gradient(row_scale):
         _ops.no_gradient_with_out("row_scale")
     # They may lie where the result goes.
@@ -333,6 +333,10 @@ def _times(y: Tensor, x: Tensor, row_scale: Optional[Tensor]) -> Tensor:
     if row_scale is None:
         return y
     _check.row_scale(row_scale, x)
+    return _by_rows(y, row_scale)
+
+
+def _by_rows(y: Tensor, row_scale: Tensor) -> Tensor:
     return (y * row_scale.unsqueeze(-1)).to(y.dtype)
 
 

@@ -117,10 +117,6 @@ pub(crate) unsafe fn scale_rows(
     [rows, cols]: [usize; 2],
     scale: RowFactors,
 ) -> Result<()> {
-    if rows == 0 {
-        return Ok(());
-    }
-    let function = stream.cuda().function(&variant(dtype), "scale_rows", 0)?;
     let h = h.unwrap_or(Tensor::new(0, 0));
     let params = ScaleRowsParams {
         dh: dh.data,
@@ -133,7 +129,7 @@ pub(crate) unsafe fn scale_rows(
         cols: signed(cols),
     };
     // SAFETY: the parameters are those of the kernel; the caller vouches for the memory.
-    unsafe { launch(stream, &function, &warps(rows), &params) }
+    unsafe { of_rows(stream, dtype, "scale_rows", rows, &params) }
 }
 
 /// Writes the gradient of each row's factor: of `parts` sums of h·dh, `[parts, rows]`, and of dy·b where there is a bias of T.
@@ -148,10 +144,6 @@ pub(crate) unsafe fn row_dots(
     [rows, cols]: [usize; 2],
     out: u64,
 ) -> Result<()> {
-    if rows == 0 {
-        return Ok(());
-    }
-    let function = stream.cuda().function(&variant(dtype), "row_dots", 0)?;
     let params = RowDotsParams {
         dots,
         dy: dy.data,
@@ -163,13 +155,28 @@ pub(crate) unsafe fn row_dots(
         cols: signed(cols),
     };
     // SAFETY: as above.
-    unsafe { launch(stream, &function, &warps(rows), &params) }
+    unsafe { of_rows(stream, dtype, "row_dots", rows, &params) }
 }
 
-/// A warp for each row.
-fn warps(rows: usize) -> LaunchConfig {
+/// Launches a warp for each row, if there are any.
+///
+/// # Safety
+/// As [`column_sums`]; the parameters are those of the kernel.
+unsafe fn of_rows<P>(
+    stream: &Stream,
+    dtype: DType,
+    entry: &'static str,
+    rows: usize,
+    params: &P,
+) -> Result<()> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let function = stream.cuda().function(&variant(dtype), entry, 0)?;
     let grid = [rows.div_ceil(ROWS) as u32, 1, 1];
-    LaunchConfig { grid, block: THREADS, ..LaunchConfig::default() }
+    let config = LaunchConfig { grid, block: THREADS, ..LaunchConfig::default() };
+    // SAFETY: as the caller says.
+    unsafe { launch(stream, &function, &config, params) }
 }
 
 /// Rounds a `[rows, cols]` matrix of f32 to T.

@@ -18,8 +18,8 @@ pub enum DeviceGradientMut<'a, T> {
     F32(DeviceMatrixMut<'a, f32>),
 }
 
-/// Where the gradients of a layer go, and what they go through: what has no place is not computed. Those of weights have the shapes of the weights as
-/// the layer was given them: for [`swiglu_core::Orientation::OutIn`] ∂L/∂Wg and ∂L/∂Wu are `[H, K]` and ∂L/∂Wd is `[K, H]`.
+/// Where the gradients of a layer go, and what they go through: what has no place is not computed. Those of weights have the
+/// shapes of the weights as the layer was given them: for [`swiglu_core::Orientation::OutIn`] ∂L/∂Wg and ∂L/∂Wu are `[H, K]` and ∂L/∂Wd is `[K, H]`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DeviceGradientsMut<'a, T> {

@@ -72,14 +72,16 @@ impl<K, T: Element> Layer<K, T> {
     /// as [`Self::forward_saving`] left them. Those that it may write are consumed, also by a call that fails: what they hold
     /// afterwards is their gradients or anything else. An up that was not kept is computed again from x, by a product whose sums have an order of
     /// their own: to the bits that the forward pass had where these do not depend on the order. In a block whose
-    /// ∂L/∂Wd is wanted h is computed again, and step by step also where a row's factor has a gradient. Without `scratch`, of [`Self::backward_bytes`], the stream's is used.
+    /// ∂L/∂Wd is wanted h is computed again, and step by step also where a row's factor has a gradient. Without `scratch`, of
+    /// [`Self::backward_bytes`], the stream's is used.
     ///
     /// Weights must not have changed since the forward pass. Without tokens, gradients of weights become zeros, or stay
     /// where they are added to.
     ///
     /// # Errors
     /// [`swiglu_core::Error::Shape`]; [`crate::CudaError::WrongDevice`]; [`crate::CudaError::Unsupported`] for quantised weights, and for
-    /// rows of ∂L/∂y, or of x, that overlap; [`swiglu_core::Error::Unsupported`] for a row scale of a gated linear layer; [`swiglu_core::Error::OutOfRange`] for too little scratch memory; [`crate::CudaError::LibraryMissing`] without cuBLASLt; what compiling a kernel on first use, or
+    /// rows of ∂L/∂y, or of x, that overlap; [`swiglu_core::Error::Unsupported`] for a row scale of a gated linear layer;
+    /// [`swiglu_core::Error::OutOfRange`] for too little scratch memory; [`crate::CudaError::LibraryMissing`] without cuBLASLt; what compiling a kernel on first use, or
     /// the driver, reports.
     pub fn backward<'k>(
         &self,
